@@ -85,8 +85,8 @@ every path.
   dropout on this path have not run on a GPU; tests compare them with the reference on a CPU.
 - MERGED: one kernel call with all M n keys for each slice of the batch; in causal order one call
   for each of the M keys, merged by log-sum-exp. It keeps only its inputs for the backward pass. On
-  a CPU ONE_CALL takes .8 to 1.05 of its time up to 512 tokens, but a mixture over 8,192 would
-  keep 417 instead of 21 MiB ([LOG.md](../LOG.md)).
+  a CPU ONE_CALL takes .8 to 1.05 of its time up to 512 tokens, but a mixture over 8,192 tokens
+  would keep 417 instead of 21 MiB ([LOG.md](../LOG.md)).
 - ONE_CALL: one call of scaled-dot-product attention with all M n keys. A number that belongs to a
   key (norms and priors of Gaussian keys, in causal order ALiBi and forgetting gates) is the product
   of further features. A sink is one token in front (`attend_with_sink` in
