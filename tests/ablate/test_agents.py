@@ -147,7 +147,7 @@ def test_the_loop_trains_the_digits(tmp_path: Path) -> None:
     assert ask("run", "--dry-run")["counts"] == {"missing": 4}
     done = run_python(tmp_path, "-m", "lit_attn", "run", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tiny (below its floor): against standard, xsa is undecided." in done.stdout
+    assert "tiny (below its floor): against standard, xsa is undecided" in done.stdout
     assert ask("status")["counts"] == {"done": 4}
     judged = ask("judge")
     assert judged["variants"][0]["seeds"] == {"done": 2, "planned": 2, "failed": 0, "pairs": 2}

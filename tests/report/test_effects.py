@@ -125,6 +125,15 @@ def test_labels_of_levels_are_the_names_of_effects(tmp_path: Path) -> None:
     assert hidden in text
     page = (folder / "table.html").read_text()
     assert "with the second inner product and b=y" in page
+    # The effects come first, and the variants are one click away.
+    places = [
+        '<figure class="effects">',
+        "<td>main effect</td>",
+        "<summary>All 6 variants</summary>",
+    ]
+    places += ['<figure class="seeds">', '<table class="results"', '<figure class="progress">']
+    found = [page.index(text) for text in places]
+    assert found == sorted(found)
 
 
 def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:

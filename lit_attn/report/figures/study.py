@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from lit_attn.report.records.study_record import BUSY, StudyRecord
 from lit_attn.report.tables.columns import STAR
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.verdicts.comparison import Comparisons
+
+EFFECT_LETTERS = 48  # Letters of a line of an effect's name.
 
 
 class Difference(NamedTuple):
@@ -90,7 +93,11 @@ def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure 
     effects = effects[: drawing.MOST_ROWS]
     if not effects:
         return None
-    figure = drawing.new_figure(0.26 * len(effects) + 0.75)
+    # A long name has two lines.
+    names = drawing.short_names([effect.label for effect in effects], 2 * EFFECT_LETTERS)
+    lines = [textwrap.fill(name, EFFECT_LETTERS, break_on_hyphens=False) for name in names]
+    row_height = 0.3 if any("\n" in line for line in lines) else 0.26
+    figure = drawing.new_figure(row_height * len(effects) + 0.75)
     axes = figure.subplots()
     rows = []
     for place, effect in enumerate(effects):
@@ -105,8 +112,7 @@ def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure 
         )
         rows.append(row)
     _draw_differences(axes, rows)
-    names = drawing.short_names([effect.label for effect in effects], 60)
-    axes.set_yticks(range(len(effects)), names)
+    axes.set_yticks(range(len(effects)), lines)
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(drawing.name_axis(f"effect on {metric.label}", metric.goal))
     return figure

@@ -20,11 +20,15 @@ LIMITS = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": dra
 
 @dataclass(frozen=True)
 class Section:
-    """Part of a page: figures of FIGURES by name, then tables."""
+    """Part of a page: figures of FIGURES by name, then tables.
+
+    A part that `is_folded` shows its heading alone until a reader opens it.
+    """
 
     heading: str = ""
     figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    is_folded: bool = False
 
 
 @dataclass(frozen=True)

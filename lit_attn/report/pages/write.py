@@ -50,6 +50,9 @@ Images = dict[str, dict[str, bytes]]  # SVG and PNG by name of a figure.
 FOREST_PLOT = "seeds"
 """Figure that comes first on a page."""
 
+EFFECTS_PLOT = "effects"
+"""Figure that comes first on the page of a product of factors."""
+
 OPTIONAL_FILES = ("settings.csv", "effects.csv", "classes.csv", "diagnostics.csv", "ranks.csv")
 """Tables of a study that are written if they have rows."""
 
@@ -243,7 +246,7 @@ def _make_further_tables(
     analysis: Analysis, settings: pd.DataFrame, classes: pd.DataFrame
 ) -> list[Table]:
     """Return the tables below the table of results; a table without rows is not shown."""
-    study, comparisons, estimates, summary, _ = analysis
+    study, summary = analysis.study, analysis.summary
     baseline = study.plan.baseline
     digits = make_scale(summary).digits
     tables = [
@@ -254,7 +257,6 @@ def _make_further_tables(
         tables.append(make_screening_table(study.screening))
     if study.tuning:
         tables.append(make_tuning_table(study.tuning, baseline))
-    tables.append(effects.make_effects_table(estimates, study, digits, comparisons.look_level))
     tables.append(results.make_class_table(classes))
     rows = [[Cell(text) for text in row] for row in settings.itertuples(index=False)]
     tables.append(named_table("settings", rows, baseline=baseline))
@@ -273,13 +275,14 @@ def _make_page(
 ) -> str:
     """Return the HTML page of a study.
 
-    The forest plot comes first, then the results, further figures and tables, attention layers.
+    The forest plot comes first, then the results, further figures and tables, attention layers. In
+    a product of factors the effects come first, and the variants are folded.
     """
     study = analysis.study
     judged = judge_study(study, comparisons=analysis.comparisons)
     drawn = [name for name in FIGURES if name in images]
     attention = [name for name in drawn if "section" in FIGURES[name]]
-    plain = [name for name in drawn if name not in (FOREST_PLOT, *attention)]
+    plain = [name for name in drawn if name not in (FOREST_PLOT, EFFECTS_PLOT, *attention)]
     # The warnings stand at the top of the page, so the caption does not repeat them.
     without_warnings = replace(results_table, warnings=[])
     sections = [
@@ -288,6 +291,15 @@ def _make_page(
         Section("Attention layers", attention),
     ]
     setup = results.describe_setup(study.plan)
+    if analysis.estimates:
+        digits = make_scale(analysis.summary).digits
+        level = analysis.comparisons.look_level
+        table = effects.make_effects_table(analysis.estimates, study, digits, level)
+        table.notes.extend(setup)
+        first = Section(figures=[name for name in drawn if name == EFFECTS_PLOT], tables=[table])
+        heading = f"All {len(study.plan.variants)} variants"
+        sections[0] = replace(sections[0], heading=heading, is_folded=True)
+        sections.insert(0, first)
     captions = {} if study.test.is_paired else describe_figures_of_runs(setup)
     return render_page(
         results_table.title.rstrip("."),

@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -249,7 +250,7 @@ def make_effects_table(
             Cell(str(effect.combinations)),
         ]
         rows.append(row)
-    return named_table(
+    table = named_table(
         "effects" if study.test.is_paired else "effects_of_runs",
         rows,
         count=len(effects),
@@ -258,6 +259,8 @@ def make_effects_table(
         label=study.plan.metric.label,
         baseline=study.plan.baseline,
     )
+    # The effect, the difference and p are enough on a narrow screen.
+    return replace(table, phone=(0, 2, 3))
 
 
 def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Table:
