@@ -132,8 +132,8 @@ def test_labels_of_levels_are_the_names_of_effects(tmp_path: Path) -> None:
         "<summary>All 6 variants</summary>",
     ]
     places += ['<figure class="seeds">', '<table class="results"', '<figure class="progress">']
-    found = [page.index(text) for text in places]
-    assert found == sorted(found)
+    offsets = [page.index(text) for text in places]
+    assert offsets == sorted(offsets)
 
 
 def test_missing_combinations_and_seeds_are_left_out(tmp_path: Path) -> None:
