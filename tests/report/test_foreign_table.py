@@ -148,7 +148,7 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
     study, _ = read(tmp_path, text, metric="val_ppl:min", variant="system", seed="run")
     assert study.values("ours") == {0: 9.0}
     assert study.measurements("wall_time", "ours") == [3600.0]
-    with pytest.raises(ConfigError, match="--variant; there is no column 'variant'; "):
+    with pytest.raises(ConfigError, match="there is no column 'variant'; "):
         read(tmp_path, text, metric="val_ppl:min")
 
 

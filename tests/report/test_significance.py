@@ -193,3 +193,18 @@ def test_a_further_test_is_a_class_alone(tmp_path: Path) -> None:
     assert strong["power_n"] == test.find_power(strong["effect"], [9], 2, 0.05)
     assert designs.find_power(2, 9, test) == test.find_power(2 / math.sqrt(2), [9], 2, 0.05)
     assert count_runs(0.05, test) == count_runs(0.05, OWN_TEST)
+
+
+@EVERY_TEST
+def test_an_interim_look_names_no_margin_of_equivalence(
+    tmp_path: Path, test: SignificanceTest
+) -> None:
+    """The interval of a look is wider than that of the complete study."""
+    studies = [fake_study.read(tmp_path / "all", seeds=8)]
+    studies.append(fake_study.read(tmp_path / "open", seeds=8, skip=(("belief2", 7),)))
+    complete, running = (
+        compare_variants(replace(study, test=test), with_power=False) for study in studies
+    )
+    assert complete.records["belief2"]["margin"] > 0
+    assert running.records["belief2"]["margin"] is None
+    assert running.records["belief"]["margin"] > 0

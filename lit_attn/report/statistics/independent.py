@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_attn.report.statistics.means import combine_means
 from lit_attn.report.statistics.stats import (
     DRAWS,
     Floats,
     Interval,
-    find_moments,
     find_unit,
     least_half_width,
     student_quantile,
@@ -98,22 +98,15 @@ def welch_interval(
     """
     # A power of two changes no digit, and no square overflows.
     unit = find_unit([*group.tolist(), *baseline.tolist()])
-    group = group / unit
-    baseline = baseline / unit
-    first, first_variance = find_moments(group.tolist())
-    second, second_variance = find_moments(baseline.tolist())
-    mean = (first - second) * unit
-    parts = [
-        (first_variance / len(group), len(group) - 1),
-        (second_variance / len(baseline), len(baseline) - 1),
-    ]
-    error = sum(part for part, _ in parts)
+    parts = [(1.0, (group / unit).tolist()), (-1.0, (baseline / unit).tolist())]
+    difference = combine_means(parts)
     half = 0.0
-    if error > 0:
-        freedom = error**2 / sum(part**2 / free for part, free in parts)
-        half = student_quantile(freedom, (1 + confidence) / 2) * math.sqrt(error) * unit
+    if difference.variance > 0:
+        quantile = student_quantile(difference.freedom, (1 + confidence) / 2)
+        half = quantile * math.sqrt(difference.variance) * unit
     fewest = min(len(group), len(baseline))
     half = max(half, least_half_width(fewest, resolution, confidence))
+    mean = difference.value * unit
     return Interval(mean, mean - half, mean + half)
 
 

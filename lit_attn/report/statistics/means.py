@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from scipy import special
 
-from lit_attn.report.statistics.stats import student_quantile
+from lit_attn.report.statistics.stats import find_moments, student_quantile
 
 
 class Mean(NamedTuple):
@@ -25,8 +25,7 @@ def combine_means(parts: Iterable[tuple[float, Sequence[float]]]) -> Mean:
     """Return the sum of factor times mean over independent groups of at least two values."""
     means = []
     for factor, values in parts:
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        mean, variance = find_moments(values)
         means.append(Mean(factor * mean, factor**2 * variance / len(values), len(values) - 1))
     return add_means(means)
 
