@@ -29,12 +29,11 @@ State = Literal["done", "running", "unreadable", "missing", "interrupted"] | Fai
 
 
 class Progress(Record):
-    """Steps done and in total, seconds per step, and the most bytes reserved on a device."""
+    """Steps done and in total, and seconds per step."""
 
     step: NonNegativeInt
     total: PositiveInt
     step_time: FiniteFloat | None = None
-    memory: int | None = None
 
     @property
     def remaining_seconds(self) -> float | None:

@@ -20,7 +20,6 @@ from lit_attn.files import append, write_atomic
 from lit_attn.private_names.of_tensorboard import events_path, rename_events
 from lit_attn.training.timing import DeviceClock, StepTimer, make_spread
 
-CUDA_CONTEXT = 2**30  # Bytes of CUDA for a process beside its allocator; 0.5 GiB is usual.
 BAR_WIDTH = 24  # Characters of the progress bar on a terminal.
 CLEAR_LINE = "\r\x1b[K"  # Go to the start of the terminal's line and clear it.
 
@@ -158,9 +157,8 @@ class Console:
 class Progress(L.Callback):
     """Callback that times steps and evaluations, and writes `progress.json` once a second.
 
-    The file has "step", "total", "step_time" (seconds by the wall clock, median of the last steps,
-    absent before the second step) and "memory" (the most bytes of its device that this process has
-    reserved, null before the second step). It is written during evaluations too: the runner kills a
+    The file has "step", "total" and "step_time" (seconds by the wall clock, median of the last
+    steps, absent before the second step). It is written during evaluations too: the runner kills a
     cell whose file stops changing (`--stall`). The time of an evaluation covers all splits and the
     reading of their data.
     """
@@ -222,23 +220,14 @@ class Progress(L.Callback):
             return
         self.written = now
         step_time = self.steps.recent_wall_time()
-        # Within the first step the states of the optimiser come after most activations have gone.
-        has_states = step > 1 or step == self.total
-        device = trainer.strategy.root_device
-        memory = measure_memory(device, is_reserved=True) if has_states else None
-        progress = {"step": step, "total": self.total, "step_time": step_time, "memory": memory}
+        progress = {"step": step, "total": self.total, "step_time": step_time}
         # Without fsync: only the display reads this file.
         write_atomic(self.path, json.dumps(progress) + "\n", fsync=False)
         self.console.draw_bar(step, step_time)
 
 
-def measure_memory(device: torch.device, is_reserved: bool = False) -> int:
-    """Return the most bytes of tensors on a GPU, or the process's largest resident set.
-
-    With `is_reserved` they are the bytes of a GPU that other processes cannot use, which are more.
-    """
+def measure_memory(device: torch.device) -> int:
+    """Return the most bytes of tensors on a GPU, or the process's largest resident set."""
     if device.type != "cuda":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if is_reserved:
-        return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
     return torch.cuda.max_memory_allocated(device)

@@ -52,7 +52,7 @@ def test_every_state_is_shown_with_advice(
     going = next(job for job in cells if job.name == "tiny/running/0")
     monkeypatch.chdir(tmp_path)
     with hold_lock(going.folder):
-        progress = '{"step": 25, "total": 100, "step_time": 0.5, "memory": 1}'
+        progress = '{"step": 25, "total": 100, "step_time": 0.5}'
         (going.folder / "progress.json").write_text(progress)
         assert main(["status"]) == 0
         of_runs = capsys.readouterr().out

@@ -41,8 +41,8 @@ def test_states_follow_the_life_of_a_cell(tmp_path: Path) -> None:
     ("text", "progress"),
     [
         (
-            '{"step": 3, "total": 10, "step_time": 0.5, "memory": 7}',
-            Progress(step=3, total=10, step_time=0.5, memory=7),
+            '{"step": 3, "total": 10, "step_time": 0.5}',
+            Progress(step=3, total=10, step_time=0.5),
         ),
         ('{"step": 3, "total": 10, "new": 1}', Progress(step=3, total=10)),
         ('{"step": 3, "total": 10, "step_time": 1e400}', None),

@@ -29,7 +29,7 @@ def run_cell(folder: Path, *, smoke: bool = False) -> None:
     if rank > 0:
         _other_rank(folder, cell.variant, rank)
         return
-    (folder / "progress.json").write_text('{"step": 0, "total": 1, "memory": 1}')
+    (folder / "progress.json").write_text('{"step": 0, "total": 1}')
     with (folder.parents[1] / "ran.txt").open("a") as log:
         log.write(f"{cell.variant}/{cell.seed}{' smoke' if smoke else ''}\n")
     print(f"threads {os.environ.get('OMP_NUM_THREADS')}", flush=True)
@@ -195,7 +195,7 @@ def _hang(folder: Path, child_file: str = "child.pid") -> None:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     child = subprocess.Popen(["sleep", "1000"])
     (folder / child_file).write_text(str(child.pid))
-    (folder / "progress.json").write_text('{"step": 3, "total": 10, "memory": 1}')
+    (folder / "progress.json").write_text('{"step": 3, "total": 10}')
     while not signals or (folder.parents[1] / "stubborn").exists():
         time.sleep(0.02)
     raise Preempted("stopped by SIGTERM")

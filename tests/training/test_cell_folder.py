@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -302,26 +300,6 @@ def test_a_forked_copy_of_training_writes_nothing(tmp_path: Path) -> None:
     _, status = os.waitpid(copy, 0)
     assert os.waitstatus_to_exitcode(status) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_memory_is_written_from_the_second_step_on(tmp_path: Path) -> None:
-    """Only then the states of the optimiser are there together with the activations."""
-    path = tmp_path / "progress.json"
-    progress = Progress(path, 3, Console(3, 1, "test/accuracy"), HostClock())
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    written = []
-    for step in (1, 2, 3):
-        # The file is written once a second.
-        progress.written = -10.0
-        trainer: Any = SimpleNamespace(
-            accumulate_grad_batches=1, is_global_zero=True, global_step=step, strategy=strategy
-        )
-        progress.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
-        progress.on_train_batch_end(trainer, None, None, None, 0)
-        written.append(json.loads(path.read_text())["memory"])
-    assert written[0] is None
-    assert written[1] > 10**7
-    assert written[2] >= written[1]
 
 
 @pytest.mark.process

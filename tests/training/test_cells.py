@@ -100,7 +100,6 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
     progress = json.loads((uninterrupted / "progress.json").read_text())
     assert (progress["step"], progress["total"]) == (12, 12)
     assert progress["step_time"] == pytest.approx(result.step_time.median, abs=1)
-    assert progress["memory"] > 10**7
     assert (result.devices, result.batch_size) == (1, 256)
 
 

@@ -40,13 +40,12 @@ MOST_NAMES = 5
 class Selection(NamedTuple):
     """Cells of a command: those to run, and the state of the others.
 
-    `missing` are all cells without a result, `total` is the number of all cells, and `diverged` the
-    number of cells that are left out because they have diverged.
+    `total` is the number of all cells, and `diverged` the number of cells that are left out because
+    they have diverged.
     """
 
     jobs: list[Job]
     done: list[CellStatus]
-    missing: list[Job]
     diverged: int
     total: int
 
@@ -168,8 +167,7 @@ def _select(matrices: list[Matrix], chosen: list[Job] | None, limit: int | None)
     jobs = jobs[:limit]
     folders = {job.folder for job in jobs}
     done = [cell for job, cell in cells if cell.state == "done" and job.folder not in folders]
-    missing = [job for job, cell in cells if cell.result is None]
-    return Selection(jobs, done, missing, diverged, len(cells))
+    return Selection(jobs, done, diverged, len(cells))
 
 
 def _announce(matrices: list[Matrix], selection: Selection) -> None:
