@@ -183,6 +183,8 @@ def _stuck(folder: Path) -> None:
     child = subprocess.Popen(["sleep", "1000"])
     (folder / "child.pid").write_text(str(child.pid))
     child.wait()
+    # The runner may kill the child first, and then this process.
+    time.sleep(1000)
 
 
 def _hang(folder: Path, child_file: str = "child.pid") -> None:
