@@ -89,7 +89,9 @@ def make_row(source: PaperSource, item: Layout, replication: Replication) -> str
     texts = [cell.text for cell in format_replication(published, replication, values, equivalence)]
     place = f"{replication.row}, {replication.column or next(iter(item.grid()[0]))}"
     study = (
-        f"[`{reference.study}`]({STUDIES}/{reference.study})" if values else f"`{reference.study}`"
+        f"[`{reference.study}`]({STUDIES}/{reference.study}/table.md)"
+        if values
+        else f"`{reference.study}`"
     )
     return "| " + " | ".join([place, study, *texts, replication.remains]) + " |"
 
