@@ -217,7 +217,15 @@ class Layout(Config):
         columns, rows = self.grid()
         for replication in self.replications:
             require("no row or line", replication.row, rows)
-            require("no column", replication.column or next(iter(columns)), columns)
+            heading = replication.column or next(iter(columns))
+            require("no column", heading, columns)
+            row = rows[replication.row]
+            published = dict(zip(columns, row.cells, strict=True))[heading]
+            if row.variant is None or parse_cell(published) is None:
+                raise ValueError(
+                    f"replications: '{replication.row} | {heading}' needs a variant and a published"
+                    f" number, not '{published}'"
+                )
         for claim in self.claims:
             require("no row or line", claim.row, rows)
             require("no row or line", claim.against, rows)

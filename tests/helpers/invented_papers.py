@@ -20,12 +20,16 @@ def run_invented(
     numbers: list[str],
     value: Callable[[str, int], float],
     size: str = "",
-    seeds: int = 5,
+    seeds: int | None = 5,
     smoke: bool = False,
 ) -> None:
-    """Write a result with the metric `value(variant, seed)` for every cell of some tables."""
+    """Write a result with the metric `value(variant, seed)` for every cell of some tables.
+
+    Without a number of `seeds` they are those of the studies.
+    """
     source = read_paper(paper, size, FOLDER)
-    for matrix in expand_paper(source, numbers, runs, seeds=tuple(range(seeds)), smoke=smoke):
+    chosen_seeds = None if seeds is None else tuple(range(seeds))
+    for matrix in expand_paper(source, numbers, runs, seeds=chosen_seeds, smoke=smoke):
         matrix.write_plan()
         name = matrix.plan().metric.name
         for job in matrix.jobs:

@@ -1,5 +1,6 @@
 """Published numbers beside ours: equivalence with the noise of both sides, and their page."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,13 +83,13 @@ def test_the_printed_deviation_counts_unless_another_one_is_given() -> None:
 
 
 def test_the_page_of_a_paper_judges_its_published_numbers(tmp_path: Path) -> None:
-    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e4)
+    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e5, seeds=None)
     source = replace(read_paper("belief2", "", FOLDER), runs=tmp_path)
     items = source.items(())
     table = make_replications_table(source, items, read_records(source, items.values(), tmp_path))
     rows = [[cell.text for cell in row] for row in table.rows]
     assert [row[0] for row in rows] == [f"{name}, val acc." for name in source_rows(source.paper)]
-    assert rows[0][3:6] == ["72.01±0.20 (3)", "72.020", "5"]
+    assert rows[0][3:6] == ["72.01±0.20 (3)", "72.050", "3"]
     assert [row[-1] for row in rows] == ["reproduced", "not reproduced", "not reproduced"]
     assert "1 reproduced, 2 not reproduced, 0 undecided, 0 not run" in table.title
 
@@ -97,10 +98,33 @@ def source_rows(paper: Paper) -> list[str]:
     return list(paper.tables["2"].rows)
 
 
-def test_a_row_that_no_table_prints_is_refused() -> None:
+def test_a_number_waits_for_all_planned_seeds(tmp_path: Path) -> None:
+    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e5, seeds=None)
+    next(tmp_path.glob("belief2-cifar100/standard/50-*/result.json")).unlink()
+    source = replace(read_paper("belief2", "", FOLDER), runs=tmp_path)
+    items = source.items(())
+    table = make_replications_table(source, items, read_records(source, items.values(), tmp_path))
+    assert table.rows[0][-1].text == "undecided: 1 seed without a result"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row": "nanoGTP"}, "no row or line 'nanoGTP'; did you mean 'nanoGPT'"),
+        ({"column": "READ"}, "no column 'READ'; did you mean 'README'"),
+        ({"published": "— | 1.9"}, "'nanoGPT | README' needs a variant and a published number"),
+        ({"variant": None}, "'nanoGPT | README' needs a variant and a published number"),
+    ],
+)
+def test_a_cell_without_a_number_or_a_variant_is_refused(
+    changes: dict[str, str | None], message: str
+) -> None:
     paper = read_paper("nanogpt", "", FOLDER).paper.model_dump()
-    paper["tables"]["1"]["replications"][0]["row"] = "nanoGTP"
-    with pytest.raises(ValueError, match="no row or line 'nanoGTP'; did you mean 'nanoGPT'"):
+    table = paper["tables"]["1"]
+    for key, value in changes.items():
+        place = table["replications"][0] if key in ("row", "column") else table["rows"]["nanoGPT"]
+        place[key] = value
+    with pytest.raises(ValueError, match=re.escape(message)):
         Paper.model_validate(paper)
 
 

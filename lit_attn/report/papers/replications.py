@@ -17,7 +17,7 @@ from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.report.tables import formats
 from lit_attn.report.tables.columns import format_difference, format_number
 from lit_attn.report.tables.formats import Cell, Table
-from lit_attn.report.verdicts.comparison import FAILURES
+from lit_attn.schema.errors import plural
 
 VERDICTS = ("reproduced", "not reproduced", "undecided", "not run")
 SHARE = 0.975
@@ -98,9 +98,11 @@ def make_replications_table(
             column = columns[column_name]
             values = measure(records, reference, column.value, column.epoch)
             equivalence = judge_text(published, replication, list(values.values()))
-            failed = _count_failed(records, reference)
-            if failed and values:
-                equivalence = equivalence._replace(verdict=f"undecided: {failed} failed")
+            waiting = _count_without_result(records, reference)
+            if waiting and values:
+                equivalence = equivalence._replace(
+                    verdict=f"undecided: {plural(waiting, 'seed')} without a result"
+                )
             verdicts.append(equivalence.verdict)
             study = records.get(reference.study)
             rows.append(
@@ -142,9 +144,9 @@ def format_replication(
     ]
 
 
-def _count_failed(records: Records, reference: config.Reference) -> int:
-    """Return the number of our seeds without a value because training failed."""
+def _count_without_result(records: Records, reference: config.Reference) -> int:
+    """Return the number of our planned seeds that have not ended, or have failed."""
     study = records.get(reference.study)
     if study is None:
         return 0
-    return sum(cell.status in FAILURES for cell in study.variant_cells(reference.variant))
+    return sum(cell.status != "done" for cell in study.variant_cells(reference.variant))
