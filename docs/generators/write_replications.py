@@ -87,7 +87,7 @@ def make_row(source: PaperSource, item: Layout, replication: Replication) -> str
     values = read_values(reference.study, reference.variant)
     equivalence = judge_text(published, replication, list(values.values()))
     texts = [cell.text for cell in format_replication(published, replication, values, equivalence)]
-    place = f"{replication.row}, {replication.column or next(iter(item.grid()[0]))}"
+    place = f"{replication.row}, {item.name_column(replication.column)}"
     study = (
         f"[`{reference.study}`]({STUDIES}/{reference.study}/table.md)"
         if values

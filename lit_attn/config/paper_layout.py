@@ -190,6 +190,10 @@ class Layout(Config):
     def grid(self) -> tuple[dict[str, Column], dict[str, Row]]:
         """Return the columns and the rows; those of a figure are its final metric and its lines."""
 
+    def name_column(self, column: str | None) -> str:
+        """Return the name of a column, the first one for None."""
+        return column or next(iter(self.grid()[0]))
+
     def is_counted(self, column: Column) -> bool:
         """Return True if a column shows counts of models, for which no cell has to train."""
         return column.file is None and column.value in COUNTS
@@ -217,7 +221,7 @@ class Layout(Config):
         columns, rows = self.grid()
         for replication in self.replications:
             require("no row or line", replication.row, rows)
-            heading = replication.column or next(iter(columns))
+            heading = self.name_column(replication.column)
             require("no column", heading, columns)
             row = rows[replication.row]
             published = dict(zip(columns, row.cells, strict=True))[heading]

@@ -104,7 +104,7 @@ class PaperSource:
     def find_replicated(self, item: Layout, replication: Replication) -> tuple[str, Reference]:
         """Return the published cell that is replicated, and our variant."""
         columns, rows = item.grid()
-        heading = replication.column or next(iter(columns))
+        heading = item.name_column(replication.column)
         published = dict(zip(columns, rows[replication.row].cells, strict=True))[heading]
         reference = self.locate(item)[replication.row, heading]
         if replication.study is not None:

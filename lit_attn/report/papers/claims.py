@@ -88,7 +88,7 @@ def judge_claims(
         grid = make_entries(source, item, records)
         cells = {(entry.row, entry.column): entry for entry in itertools.chain(*grid)}
         for claim in item.claims:
-            heading = claim.column or next(iter(columns))
+            heading = item.name_column(claim.column)
             pair = [cells[name, heading] for name in (claim.row, claim.against)]
             verdict = _judge_claim(claim, number, columns[heading], pair, records)
             measured = _identify(source, item, claim, columns)
@@ -121,7 +121,7 @@ def _identify(
     Empty if one of the cells has no variant.
     """
     located = source.locate(item)
-    heading = claim.column or next(iter(columns))
+    heading = item.name_column(claim.column)
     parts = columns[heading].mean or (heading,)
     measured: list[object] = []
     for name in (claim.row, claim.against):

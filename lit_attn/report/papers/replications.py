@@ -94,7 +94,7 @@ def make_replications_table(
         columns, _ = item.grid()
         for replication in item.replications:
             published, reference = source.find_replicated(item, replication)
-            column_name = replication.column or next(iter(columns))
+            column_name = item.name_column(replication.column)
             column = columns[column_name]
             values = measure(records, reference, column.value, column.epoch)
             equivalence = judge_text(published, replication, list(values.values()))
