@@ -60,7 +60,8 @@ def _list_part_files(parts: Sequence[Path]) -> dict[str, Path]:
     """Return the files of parts and their imported neighbours, by path from the part's folder."""
     files: dict[str, Path] = {}
     paths = [Path(name) for name in collect_modules(parts)] if parts else []
-    for folder in {part.absolute().parent for part in parts}:
+    folders = [part.absolute().parent for part in parts]
+    for folder in dict.fromkeys(folders):
         for path in paths:
             if not path.is_relative_to(folder):
                 continue

@@ -1,8 +1,10 @@
 """Tests of significance: what holds for each of them, and that a further one is a class alone."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -160,7 +162,11 @@ class Signs(PairedSeeds):
     """The sign test of the differences, which ignores their sizes."""
 
     name = "signs of paired differences"
-    words = {**PairedSeeds.words, "test": "sign test", "brief_test": "sign test"}  # noqa: RUF012
+    words: ClassVar[Mapping[str, str]] = {
+        **PairedSeeds.words,
+        "test": "sign test",
+        "brief_test": "sign test",
+    }
 
     def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
         """Return the p of the joint test of all rows."""

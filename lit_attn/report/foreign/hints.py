@@ -54,8 +54,12 @@ def describe_mixtures(
     table: RunTable, used: Sequence[str], names: Sequence[str], values: Sequence[float | None]
 ) -> list[str]:
     """Return a sentence about the setting that explains most of the variance within variants."""
-    known = [place for place, value in enumerate(values) if _is_number(value)]
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    known = []
+    numbers = []
+    for place, value in enumerate(values):
+        if value is not None and math.isfinite(value):
+            known.append(place)
+            numbers.append(value)
     distances = _subtract_means([names[place] for place in known], numbers)
     total = _sum_squares(distances)
     best_share = LEAST_SHARE
@@ -72,18 +76,16 @@ def describe_mixtures(
         ratio = math.inf if not rest else (total - rest) * within / (between * rest)
         if share > best_share and special.fdtrc(between, within, ratio) < CHANCE:
             best_share = share
-            texts = list(dict.fromkeys(levels))
-            shown = ", ".join(texts[:MOST_VALUES]) + (", ..." if len(texts) > MOST_VALUES else "")
+            different = list(dict.fromkeys(levels))
+            shown = ", ".join(different[:MOST_VALUES])
+            if len(different) > MOST_VALUES:
+                shown += ", ..."
             sentences = [
                 f"Runs of a variant differ because of the column '{column}' ({shown}), which"
                 f" explains {100 * share:.0f} % of their variance. Judge one with --where"
-                f" {column}={texts[0]}."
+                f" {column}={different[0]}."
             ]
     return sentences
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _sum_squares(values: Sequence[float]) -> float:

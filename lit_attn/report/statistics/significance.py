@@ -2,8 +2,9 @@
 
 A test has a p and its correction for several variants, an interval, the fewest runs with a star,
 its power, the runs that a verdict needs, and its words. `StudyRecord.test` is the test of a study;
-tables, verdicts, next actions, streams, claims and dry runs ask it, and nothing else asks for
-`pairs`. A further test is a further class in this file, with a value of `Pairs`.
+tables, verdicts, next actions, streams, claims and dry runs ask it. A further test is a further
+class in this file, with a value of `Pairs`. Effects of factors (lit_attn.report.tables.effects)
+have this test for pairs, and Welch's with Holm's correction for independent runs.
 
 A *sample* holds what one comparison of a variant with the baseline computes with: the differences
 of pairs, or the values of both groups with the variant's first. All samples of a test have the same
@@ -129,8 +130,8 @@ class SignificanceTest(ABC):
         """Return the corrected p of every variant that can be compared (step-down max-T)."""
 
     def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
-        """Return the corrected p of each row of differences by seed; empty for independent runs."""
-        return []
+        """Return the corrected p of each row of differences by seed, for a test of pairs alone."""
+        raise NotImplementedError(f"{self.name}: independent runs have no differences by seed")
 
     @abstractmethod
     def rank(self, outcomes: Outcomes) -> dict[str, tuple[float, float]]:

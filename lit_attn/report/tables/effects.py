@@ -86,26 +86,14 @@ def find_effects(study: StudyRecord) -> list[Effect]:
         return []
     means = np.array([contrast.mean(axis=0) for contrast in contrasts])
     p_values = study.test.correct_rows(means)
-    if not p_values:
-        return []
     effects = []
     for change, contrast, by_seed, p in zip(
         estimated, contrasts, means.tolist(), p_values, strict=True
     ):
         # A mean over combinations has a smaller step than the metric.
         mean, low, high = describe_pairs(by_seed, study.resolution / len(contrast))
-        effect = Effect(
-            effect=_name_change(factors, change, {}),
-            label=_name_change(factors, change, study.plan.levels),
-            kind=_name_kind(change),
-            combinations=len(contrast),
-            difference=mean,
-            low=low,
-            high=high,
-            p=p,
-            by_seed=by_seed,
-        )
-        effects.append(effect)
+        interval = (mean, low, high)
+        effects.append(_make_effect(study, factors, change, len(contrast), interval, p, by_seed))
     return effects
 
 
@@ -131,25 +119,36 @@ def _find_independent_effects(study: StudyRecord, groups: Groups) -> list[Effect
         mean = combine_means((weight, group) for weight, group in parts if weight)
         low, high = find_ends(mean, 1 - stats.ALPHA)
         p = find_p(mean)
-        effect = Effect(
-            effect=_name_change(factors, change, {}),
-            label=_name_change(factors, change, study.plan.levels),
-            kind=_name_kind(change),
-            combinations=len(contrast),
-            difference=mean.value,
-            low=low,
-            high=high,
-            # Without a variance nothing is shown.
-            p=1.0 if p is None else p,
-            by_seed=[],
-        )
-        effects.append(effect)
+        # Without a variance nothing is shown.
+        p = 1.0 if p is None else p
+        interval = (mean.value, low, high)
+        effects.append(_make_effect(study, factors, change, len(contrast), interval, p, []))
     corrected = stats.holm([effect.p for effect in effects])
     return [effect._replace(p=p) for effect, p in zip(effects, corrected, strict=True)]
 
 
-def _name_kind(change: Change) -> str:
-    return "main effect" if len(change) == 1 else "interaction"
+def _make_effect(
+    study: StudyRecord,
+    factors: Factors,
+    change: Change,
+    combinations: int,
+    interval: tuple[float, float | None, float | None],
+    p: float,
+    by_seed: list[float],
+) -> Effect:
+    """Return the effect of a change, with its mean and the ends of its interval."""
+    difference, low, high = interval
+    return Effect(
+        effect=_name_change(factors, change, {}),
+        label=_name_change(factors, change, study.plan.levels),
+        kind="main effect" if len(change) == 1 else "interaction",
+        combinations=combinations,
+        difference=difference,
+        low=low,
+        high=high,
+        p=p,
+        by_seed=by_seed,
+    )
 
 
 def _list_groups(study: StudyRecord) -> Groups:

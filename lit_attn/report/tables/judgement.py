@@ -230,16 +230,16 @@ def describe_answer(study: JudgedStudy, effects: Sequence[Effect] = ()) -> str:
         Judged(variant.label, variant.verdict, variant.difference, variant.p)
         for variant in study.variants
     ]
+    main_effects = [effect for effect in effects if effect.is_main]
     if not variants:
         sentence = f"there is no variant to compare with {study.baseline_label}."
-    elif any(effect.is_main for effect in effects):
-        main = []
-        for effect in effects:
-            if effect.is_main:
-                interval = Interval(mean=effect.difference, low=effect.low, high=effect.high)
-                main.append(Judged(effect.label, _judge_effect(study, effect), interval, effect.p))
+    elif main_effects:
+        judged = []
+        for effect in main_effects:
+            interval = Interval(mean=effect.difference, low=effect.low, high=effect.high)
+            judged.append(Judged(effect.label, _judge_effect(study, effect), interval, effect.p))
         form = _choose_effect_form(effects)
-        sentence = f"main effects against {against}: {_list_verdicts(main, form, 'effects')}."
+        sentence = f"main effects against {against}: {_list_verdicts(judged, form, 'effects')}."
         sentence += f" Of {plural(len(variants), 'variant')} {_count_verdicts(variants)}."
     else:
         form = _choose_form(study.variants, study.baseline_values)

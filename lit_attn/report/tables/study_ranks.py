@@ -134,6 +134,7 @@ def _make_changes_table(entries: list[Entry]) -> Table:
     first = entries[0].study
     labels = _find_labels(entries)
     changes = []
+    leads = []
     for variant in first.plan.variants:
         before = _find_lead(first, variant.name)
         for study, _ in entries[1:]:
@@ -146,7 +147,7 @@ def _make_changes_table(entries: list[Entry]) -> Table:
             sample = test.make_sample(*leads_by_seed)
             interval = test.find_interval(sample, 1 - stats.ALPHA, Step(study.resolution))
             changes.append((labels[variant.name], study.plan.study, before, after, interval))
-    leads = [lead for _, _, before, after, _ in changes for lead in (before, after)]
+            leads += [before, after]
     spreads = pd.Series([lead.std() for lead in leads], dtype=float)
     digits = choose_digits(spreads, pd.Series([lead.mean() for lead in leads], dtype=float))
     rows = []
