@@ -13,14 +13,8 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
 from lit_attn.report.statistics import PAIRS, designs, stats
-from lit_attn.report.statistics.significance import (
-    OWN_TEST,
-    TESTS,
-    PairedSeeds,
-    Rule,
-    Sample,
-    SignificanceTest,
-)
+from lit_attn.report.statistics.significance import OWN_TEST, TESTS, PairedSeeds
+from lit_attn.report.statistics.significance_base import Rule, Sample, SignificanceTest
 from lit_attn.report.statistics.stats import DRAWS, Floats
 from lit_attn.report.tables.results import make_results_table
 from lit_attn.report.tables.summary import make_variant_frame

@@ -21,7 +21,8 @@ from lit_attn.report.papers.published import (
 )
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.significance import OWN_TEST, Outcomes, Step
+from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.significance_base import Outcomes, Step
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
 from lit_attn.report.verdicts.floors import BELOW_FLOOR

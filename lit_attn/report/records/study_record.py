@@ -20,7 +20,8 @@ from lit_attn.report.numbers import fill
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.timing import NOT_ALONE, find_time_fault
 from lit_attn.report.statistics.shares import are_two_valued
-from lit_attn.report.statistics.significance import OWN_TEST, SignificanceTest
+from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.significance_base import SignificanceTest
 from lit_attn.report.statistics.stats import ALPHA, find_resolution
 
 NEWER = "of a newer version"

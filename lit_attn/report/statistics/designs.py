@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from lit_attn.report.statistics.significance import OWN_TEST, SignificanceTest
+from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.significance_base import SignificanceTest
 from lit_attn.report.statistics.stats import ALPHA
 
 EFFECT = 2.0

@@ -1,265 +1,29 @@
-"""Tests of significance: every question about the test of a study is a method of one object.
+"""The tests of significance. A further test is a further class here, with a value of `Pairs`.
 
-A test has a p and its correction for several variants, an interval, the fewest runs with a star,
-its power, the runs that a verdict needs, and its words. `StudyRecord.test` is the test of a study;
-tables, verdicts, next actions, streams, claims and dry runs ask it. A further test is a further
-class in this file, with a value of `Pairs`. Effects of factors (lit_attn.report.tables.effects)
-have this test for pairs, and Welch's with Holm's correction for independent runs.
-
-A *sample* holds what one comparison of a variant with the baseline computes with: the differences
-of pairs, or the values of both groups with the variant's first. All samples of a test have the same
-number of arrays.
+`StudyRecord.test` is the test of a study; tables, verdicts, next actions, streams, claims and dry
+runs ask it. lit_attn.report.statistics.significance_base has the questions.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
-from scipy import special
 
 from lit_attn.report.numbers import write_number
-from lit_attn.report.statistics import Pairs, independent, stats
+from lit_attn.report.statistics import independent, stats
 from lit_attn.report.statistics.shares import difference_interval
+from lit_attn.report.statistics.significance_base import (
+    MOST_RUNS,
+    Outcomes,
+    Rule,
+    Sample,
+    SignificanceTest,
+    Step,
+    Values,
+)
 from lit_attn.report.statistics.stats import DRAWS, Floats, Interval
 from lit_attn.schema.errors import plural
-
-MOST_RUNS = 1000
-"""Largest number of pairs, or of runs of each group, that is suggested."""
-
-Values = Mapping[int, float]
-"""Values of a variant by seed."""
-
-Sample = Sequence[Floats]
-
-
-class Outcomes(NamedTuple):
-    """Values and failed seeds of all variants, by name, and the random patterns of a test."""
-
-    baseline: str
-    values: Mapping[str, Values]
-    failed: Mapping[str, Collection[int]]
-    higher_is_better: bool
-    draws: int = DRAWS
-
-    @property
-    def others(self) -> list[str]:
-        """Names of all variants but the baseline."""
-        return [name for name in self.values if name != self.baseline]
-
-
-class Step(NamedTuple):
-    """Size of the step of a metric, and the printed value of 1 if every value is 0 or 1."""
-
-    size: float = 0.0
-    share: float | None = None
-
-
-class Rule(NamedTuple):
-    """Rule by which a verdict is decided.
-
-    `level` holds up to `planned` seeds, and `next_level` for a look with more of them. The levels
-    are shared by all `comparisons`. `margin` is the largest difference that does not matter.
-    """
-
-    level: float
-    next_level: float
-    planned: int
-    comparisons: int
-    margin: float | None
-
-
-def _find_moments(sample: Sample) -> tuple[float, float, float]:
-    """Return a unit, and in this unit the difference and the sum of the variances of all arrays."""
-    # A division by a power of two changes no digit, and no square of its result overflows.
-    unit = stats.find_unit(np.concatenate(sample).tolist())
-    moments = [stats.find_moments((values / unit).tolist()) for values in sample]
-    difference = moments[0][0] - sum(mean for mean, _ in moments[1:])
-    return unit, difference, sum(variance for _, variance in moments)
-
-
-class SignificanceTest(ABC):
-    """A test of the hypothesis that variant and baseline have the same distribution.
-
-    `pairs` is its value of the option, and `name` its name in answers. `is_paired` says whether
-    runs with one seed belong together, so that a sample has one array; otherwise a seed is only a
-    place among the runs of its variant. A sample with a p has arrays of at least `fewest_values`.
-    `least_spread` is the relative spread above which values vary, and `least_skewness` the skewness
-    from which on unequal spreads make p doubtful.
-    """
-
-    pairs: ClassVar[Pairs]
-    name: ClassVar[str]
-    is_paired: ClassVar[bool]
-    fewest_values: ClassVar[int]
-    least_spread: ClassVar[float]
-    least_skewness: ClassVar[float]
-
-    words: ClassVar[Mapping[str, str]]
-    """Placeholders of captions and their texts, in which {baseline} is the baseline's name.
-
-    - unit, done, fewest: a run, and the units of `planned` and of `find_fewest`.
-    - test, statistic, rank_test: the test, its statistic, and the test of ranks with failed runs.
-    - difference, interval, coverage: the estimate, its 95 % interval, and a sentence about it.
-    - spreads: a sentence about variants whose spread is not that of the baseline.
-
-    A name with brief_ is that of a brief caption.
-    """
-
-    share_words: ClassVar[Mapping[str, str]] = {}
-    """Texts that replace some of `words` if all values are 0 or 1; empty without such an interval.
-
-    `shares` is a sentence about such values, of which {high} is the printed value of 1.
-    """
-
-    @abstractmethod
-    def make_sample(self, values: Values, baseline: Values) -> Sample:
-        """Return the sample of a variant with these values."""
-
-    def is_comparable(self, sample: Sample) -> bool:
-        """Return True if the sample is large enough for a p."""
-        return min(len(values) for values in sample) >= self.fewest_values
-
-    @abstractmethod
-    def find_p(self, sample: Sample, draws: int = DRAWS) -> float:
-        """Return the two-sided p of one comparison."""
-
-    @abstractmethod
-    def correct(self, outcomes: Outcomes) -> dict[str, float]:
-        """Return the corrected p of every variant that can be compared (step-down max-T)."""
-
-    def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
-        """Return the corrected p of each row of differences by seed, for a test of pairs alone."""
-        raise NotImplementedError(f"{self.name}: independent runs have no differences by seed")
-
-    @abstractmethod
-    def rank(self, outcomes: Outcomes) -> dict[str, tuple[float, float]]:
-        """Return each variant's corrected p if a failed seed is worse than any value.
-
-        The second number is positive if the ranks favour the variant.
-        """
-
-    @abstractmethod
-    def find_interval(self, sample: Sample, confidence: float, step: Step) -> Interval | None:
-        """Return the interval of the difference, None if the sample is too small."""
-
-    def find_progress(self, count: int, planned: int, are_open: Sequence[bool]) -> tuple[int, int]:
-        """Return how much of a comparison is done, and how much is planned.
-
-        `count` is the size of the sample, `planned` the number of seeds, and `are_open` has an
-        entry for each cell of variant and baseline.
-        """
-        return count, planned
-
-    @abstractmethod
-    def find_smallest_p(self, count: int) -> float:
-        """Return the smallest p of `count` pairs, or of two groups of `count` runs."""
-
-    def find_fewest(self, level: float) -> int:
-        """Return the fewest pairs, or runs of each group, whose p can be as small as `level`."""
-        count = self.fewest_values
-        while self.find_smallest_p(count) > level:
-            count += 1
-        return count
-
-    def find_effect(self, sample: Sample) -> float | None:
-        """Return the difference in standard deviations of a value, None without any spread."""
-        if min(len(values) for values in sample) < 2:
-            return None
-        unit, difference, variance = _find_moments(sample)
-        spread = math.sqrt(variance / len(sample))
-        largest = max(float(np.abs(values).max()) for values in sample)
-        # Rounding errors can leave a small spread where there is none.
-        return None if spread * unit <= self.least_spread * largest else difference / spread
-
-    def scale_effect(self, deviations: float) -> float:
-        """Return the effect in `find_effect` of a difference in standard deviations of a run."""
-        # The difference of a pair has sqrt(2) times the standard deviation of a run.
-        return deviations / math.sqrt(2) if self.is_paired else deviations
-
-    def list_sizes(self, count: Any) -> list[Any]:
-        """Return the sizes of the arrays of a sample of `count` pairs, or of groups of runs."""
-        return [count] if self.is_paired else [count, count]
-
-    @abstractmethod
-    def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
-        """Return the probability of a star at `level` for a variant with this effect.
-
-        `sizes` are those of its sample. The other variants have no effect.
-        """
-
-    def find_t_power(self, effect: float, count: int, level: float) -> float:
-        """Return the power of the t test of `count` pairs, or of groups of `count` runs."""
-        return float(stats.t_power(effect, self.list_sizes(count), level))
-
-    def find_needed(self, sample: Sample) -> tuple[int, int | None] | None:
-        """Return the range of pairs or runs for 80 % power of a t test at 0.05.
-
-        It follows from the 95 % interval of the effect (noncentral t), and has no upper end if that
-        interval contains 0. Returns None without any spread.
-        """
-        effect = self.find_effect(sample)
-        if effect is None:
-            return None
-        sizes = [len(values) for values in sample]
-        freedom = sum(sizes) - len(sizes)
-        error = math.sqrt(sum(1 / size for size in sizes))
-        # Beyond this t scipy's series does not converge.
-        t = min(abs(effect) / error, 100.0)
-        low = self.count_for_power(float(special.nctdtrinc(freedom, 0.025, t)) * error)
-        if t <= special.stdtrit(freedom, 0.975):
-            return low, None
-        return low, self.count_for_power(float(special.nctdtrinc(freedom, 0.975, t)) * error)
-
-    def count_for_power(self, effect: float) -> int:
-        """Return the pairs or runs for 80 % power of a t test at 0.05; 1001 for over MOST_RUNS."""
-        counts = np.arange(2, MOST_RUNS + 1)
-        has_power = stats.t_power(effect, self.list_sizes(counts), 0.05) >= 0.8
-        return int(counts[has_power.argmax()]) if has_power.any() else MOST_RUNS + 1
-
-    def find_forecast(self, sample: Sample, rule: Rule) -> int | None:
-        """Return the fewest pairs or runs that decide a verdict, None above MOST_RUNS.
-
-        Difference and spread are taken as they are. Their simultaneous interval must exclude 0,
-        with enough pairs or runs for a star, or lie within the margin.
-        """
-        sizes = [len(values) for values in sample]
-        if min(sizes) < 2:
-            return None
-        unit, difference, variance = _find_moments(sample)
-        for level, first, last in (
-            (rule.level, max(sizes) + 1, rule.planned),
-            (rule.next_level, rule.planned + 1, MOST_RUNS),
-        ):
-            counts = np.arange(first, last + 1)
-            alpha = level / rule.comparisons
-            quantiles = special.stdtrit(len(sizes) * (counts - 1), 1 - alpha / 2)
-            half = quantiles * np.sqrt(variance / counts)
-            # All variants share the sign patterns of pairs, so each can have the smallest p.
-            fewest = self.find_fewest(level if self.is_paired else alpha)
-            is_decided = (abs(difference) > half) & (counts >= fewest)
-            if rule.margin is not None:
-                is_decided |= abs(difference) + half < rule.margin / unit
-            if is_decided.any():
-                return int(counts[is_decided.argmax()])
-        return None
-
-    def describe(self, counts: Sequence[int], baseline_count: int) -> str:
-        """Return the name of the test with its correction; `counts` are the sizes of samples."""
-        return f"{self.name}, step-down max-T"
-
-    def define(self, comparisons: str, counts: Sequence[int]) -> str:
-        """Return the sentence of a caption that defines p, corrected for `comparisons`."""
-        return (
-            f"p is the two-sided {self.words['test']} of the hypothesis that variant and baseline"
-            f" have the same distribution{self.words['statistic']}, corrected for {comparisons} by"
-            f" the step-down max-T method of Westfall and Young; {self._describe_limits(counts)}."
-        )
-
-    def _describe_limits(self, counts: Sequence[int]) -> str:
-        """Return what a reader must know about p, as the end of a sentence."""
-        return "it does not depend on the order of the runs"
 
 
 class PairedSeeds(SignificanceTest):

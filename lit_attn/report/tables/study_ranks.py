@@ -13,7 +13,8 @@ from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.significance import TESTS, Step
+from lit_attn.report.statistics.significance import TESTS
+from lit_attn.report.statistics.significance_base import Step
 from lit_attn.report.tables.columns import (
     NOTHING,
     choose_digits,

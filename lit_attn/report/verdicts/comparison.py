@@ -11,7 +11,7 @@ from lit_attn.cells.records import FailureClass, Plan
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.sequential import look_level
-from lit_attn.report.statistics.significance import Outcomes, Sample, Step
+from lit_attn.report.statistics.significance_base import Outcomes, Sample, Step
 from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.report.verdicts.evidence import make_sample
 

@@ -7,7 +7,7 @@ import numpy as np
 from lit_attn.report.answers.judged import Cost, Values
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.significance import Sample
+from lit_attn.report.statistics.significance_base import Sample
 
 
 def describe_values(study: StudyRecord, name: str) -> Values:

@@ -25,7 +25,7 @@ from lit_attn.report.answers.judged import (
 )
 from lit_attn.report.answers.runs import StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics.significance import MOST_RUNS
+from lit_attn.report.statistics.significance_base import MOST_RUNS
 from lit_attn.report.tables.labels import find_labels
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.verdicts.comparison import (

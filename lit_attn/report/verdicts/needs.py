@@ -2,7 +2,7 @@
 
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.significance import Rule
+from lit_attn.report.statistics.significance_base import Rule
 from lit_attn.report.verdicts.comparison import Comparisons, find_alpha
 from lit_attn.report.verdicts.evidence import make_sample
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_attn.cells.records import Plan
 from lit_attn.report.answers.judged import Action, JudgedVariant
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
-from lit_attn.report.statistics.significance import MOST_RUNS
+from lit_attn.report.statistics.significance_base import MOST_RUNS
 from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.report.verdicts.evidence import list_unplanned, measure_cost
 from lit_attn.schema.errors import plural, program

@@ -23,7 +23,7 @@ from lit_attn.report.answers.judged import Stage
 from lit_attn.report.records.study_record import CellRecord
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.designs import EFFECT
-from lit_attn.report.statistics.significance import SignificanceTest
+from lit_attn.report.statistics.significance_base import SignificanceTest
 
 SCREEN_RUNS = 2
 """Runs of an idea that screen it."""
