@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from lit_attn.cells.records import Tuning
 from lit_attn.report.figures import drawing
+from lit_attn.report.statistics.stats import describe_pairs
 from lit_attn.report.tables.columns import (
     choose_digits,
     format_difference,
     format_seeds,
     format_spread,
 )
-from lit_attn.report.tables.effects import describe_pairs
 from lit_attn.report.tables.formats import Cell, Table, named_table
 
 
@@ -49,7 +49,7 @@ def read_trials(tuning: Tuning, baseline: str) -> pd.DataFrame:
                 has_diverged = trial.mean is None or other.mean is None
                 if not has_diverged:
                     lead = values - pd.Series(other.by_seed, dtype=float)
-                    row["lead"], row["low"], row["high"] = describe_pairs(lead)
+                    row["lead"], row["low"], row["high"] = describe_pairs(lead.tolist())
             rows.append(row)
     numbers = ["mean", "sd", "lead", "low", "high"]
     columns = ["variant", "values", *tuning.keys, "choice", *numbers]

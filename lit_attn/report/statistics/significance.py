@@ -12,9 +12,12 @@ import numpy as np
 
 from lit_attn.report.numbers import write_number
 from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics.means import combine_means, find_ends, find_p
 from lit_attn.report.statistics.shares import difference_interval
 from lit_attn.report.statistics.significance_base import (
     MOST_RUNS,
+    EffectEstimate,
+    Levels,
     Outcomes,
     Rule,
     Sample,
@@ -78,6 +81,26 @@ class PairedSeeds(SignificanceTest):
     def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
         """Return the p of the joint sign flips of all rows."""
         return stats.joint_sign_flip(rows, draws)
+
+    def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
+        """Return the values of each group for the seeds that all of them share."""
+        shared_seeds = sorted(set.intersection(*map(set, groups.values()))) if groups else []
+        if not shared_seeds:
+            return {}
+        return {levels: [group[seed] for seed in shared_seeds] for levels, group in groups.items()}
+
+    def estimate_effects(
+        self, groups: Mapping[Levels, Values], contrasts: Sequence[Floats], step: float
+    ) -> list[EffectEstimate]:
+        """Return means over seeds with paired t intervals, and the p of the joint sign flips."""
+        means = np.array([contrast.mean(axis=0) for contrast in contrasts])
+        p_values = self.correct_rows(means)
+        estimates = []
+        for contrast, by_seed, p in zip(contrasts, means.tolist(), p_values, strict=True):
+            # A mean over combinations has a smaller step than the metric.
+            mean, low, high = stats.describe_pairs(by_seed, step / len(contrast))
+            estimates.append(EffectEstimate(mean, low, high, p, by_seed))
+        return estimates
 
     def correct(self, outcomes: Outcomes) -> dict[str, float]:
         """Return the corrected p of every variant with a pair."""
@@ -197,6 +220,31 @@ class IndependentRuns(SignificanceTest):
         p_values = independent.correct_groups(baseline, list(compared.values()), draws)
         return dict(zip(compared, p_values, strict=True))
 
+    def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
+        """Return a row for each group of at least two runs, which is 1 in its own column.
+
+        A contrast of such rows has the weights of the groups, which share no seeds.
+        """
+        known = _list_known(groups)
+        return dict(zip(known, np.eye(len(known)).tolist(), strict=True))
+
+    def estimate_effects(
+        self, groups: Mapping[Levels, Values], contrasts: Sequence[Floats], step: float
+    ) -> list[EffectEstimate]:
+        """Return weighted sums of the groups' means, with Welch's t test and Holm's correction."""
+        known = _list_known(groups)
+        estimates = []
+        for contrast in contrasts:
+            parts = zip(contrast.mean(axis=0).tolist(), known.values(), strict=True)
+            mean = combine_means((weight, group) for weight, group in parts if weight)
+            low, high = find_ends(mean, 1 - stats.ALPHA)
+            p = find_p(mean)
+            # Without a variance nothing is shown.
+            estimates.append(EffectEstimate(mean.value, low, high, 1.0 if p is None else p, []))
+        corrected = stats.holm([estimate.p for estimate in estimates])
+        pairs = zip(estimates, corrected, strict=True)
+        return [estimate._replace(p=p) for estimate, p in pairs]
+
     def rank(self, outcomes: Outcomes) -> dict[str, tuple[float, float]]:
         """Return corrected p and difference of the mean ranks of every variant."""
         groups: list[list[float | None]] = []
@@ -244,6 +292,11 @@ class IndependentRuns(SignificanceTest):
         permutations = independent.count_permutations(baseline_count, counts[0])
         kind = "all" if permutations.is_exact else "seeded"
         return f"{self.name} ({permutations.number:,} {kind} permutations)"
+
+
+def _list_known(groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
+    """Return the values of the groups whose variance is known, which takes two runs."""
+    return {levels: list(group.values()) for levels, group in groups.items() if len(group) > 1}
 
 
 TESTS: dict[str, SignificanceTest] = {"seed": PairedSeeds(), "none": IndependentRuns()}

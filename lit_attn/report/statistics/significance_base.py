@@ -26,6 +26,9 @@ MOST_RUNS = 1000
 Values = Mapping[int, float]
 """Values of a variant by seed."""
 
+Levels = tuple[str, ...]
+"""Levels of all factors of a variant."""
+
 Sample = Sequence[Floats]
 
 
@@ -72,6 +75,19 @@ def _find_moments(sample: Sample) -> tuple[float, float, float]:
     moments = [stats.find_moments((values / unit).tolist()) for values in sample]
     difference = moments[0][0] - sum(mean for mean, _ in moments[1:])
     return unit, difference, sum(variance for _, variance in moments)
+
+
+class EffectEstimate(NamedTuple):
+    """Effect of a factor: its mean, the ends of its 95 % interval, and its corrected p.
+
+    `by_seed` has its values, and is empty if runs do not belong together by seed.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float
+    by_seed: list[float]
 
 
 class SignificanceTest(ABC):
@@ -124,9 +140,22 @@ class SignificanceTest(ABC):
     def correct(self, outcomes: Outcomes) -> dict[str, float]:
         """Return the corrected p of every variant that can be compared (step-down max-T)."""
 
-    def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
-        """Return the corrected p of each row of differences by seed, for a test of pairs alone."""
-        raise NotImplementedError(f"{self.name}: independent runs have no differences by seed")
+    @abstractmethod
+    def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
+        """Return a row for each group with enough values, for contrasts of groups.
+
+        A contrast is a weighted sum of rows. It is an array of all of its combinations of the other
+        factors, each of the length of a row.
+        """
+
+    @abstractmethod
+    def estimate_effects(
+        self, groups: Mapping[Levels, Values], contrasts: Sequence[Floats], step: float
+    ) -> list[EffectEstimate]:
+        """Return the effect of each contrast, the mean over its combinations, all corrected.
+
+        The contrasts are made of the rows of `list_rows`; `step` is the step of the metric.
+        """
 
     @abstractmethod
     def rank(self, outcomes: Outcomes) -> dict[str, tuple[float, float]]:

@@ -6,6 +6,7 @@ of one variant, (n,). docs/statistics.md has the simulated coverage and power of
 
 import itertools
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -54,6 +55,16 @@ def paired_interval(
     half = student_quantile(count - 1, (1 + confidence) / 2) * math.sqrt(variance / count) * unit
     half = max(half, least_half_width(count, resolution, confidence))
     return Interval(mean, mean - half, mean + half)
+
+
+def describe_pairs(
+    differences: Sequence[float], resolution: float = 0.0
+) -> tuple[float, float | None, float | None]:
+    """Return the mean of the differences of all seeds and the ends of its interval."""
+    interval = paired_interval(differences, resolution=resolution)
+    if interval is None:
+        return statistics.fmean(differences), None, None
+    return interval
 
 
 def find_moments(values: Sequence[float]) -> tuple[float, float]:

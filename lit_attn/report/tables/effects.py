@@ -1,8 +1,7 @@
 """Comparisons beyond single variants: factorial effects and equal cost."""
 
 import itertools
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,8 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.means import combine_means, find_ends, find_p
+from lit_attn.report.statistics.significance_base import Levels, Values
 from lit_attn.report.tables import columns
 from lit_attn.report.tables.formats import Cell, Table, named_table
 
@@ -43,9 +41,8 @@ class Effect(NamedTuple):
 class Factors(NamedTuple):
     """Axes of a factorial study, and the values of its variants.
 
-    `levels` has the levels of each axis, the baseline's first. `grid` has the metric by the level
-    of each axis and by seed; NaN marks a combination without results. For independent runs the
-    last axis of `grid` is that of the groups of runs.
+    `levels` has the levels of each axis, the baseline's first. `grid` has the row of the test
+    (`SignificanceTest.list_rows`) by the level of each axis; NaN marks a combination without one.
     """
 
     levels: dict[str, list[str]]
@@ -54,7 +51,7 @@ class Factors(NamedTuple):
 
 UNNAMED = "#"  # Beginning of the key of an axis whose name does not stand in variants' names.
 
-Groups = dict[tuple[str, ...], dict[int, float]]  # Values by levels of all axes, and by seed.
+Groups = dict[Levels, Values]  # Values by levels of all axes, and by seed.
 Change = dict[int, int]  # Places of changed levels by the place of their axis.
 
 
@@ -62,93 +59,40 @@ def find_effects(study: StudyRecord) -> list[Effect]:
     """Return the main effects of a factorial study and the interactions of pairs of its axes.
 
     Its variants have names like `residual=full,zz=with,long`, and the baseline has the reference
-    levels.
-    Combinations and seeds that lack results are left out, and so is every criterion of `match` but
-    the first. p is corrected for all effects: by the joint sign-flip test for pairs of seeds, and
-    by Holm for Welch's test of independent runs. Empty unless two axes vary.
+    levels. Combinations and seeds that lack results are left out, and so is every criterion of
+    `match` but the first. p is corrected for all effects by the test of the study. Empty
+    unless two axes vary.
     """
     groups = _list_groups(study)
-    if not study.test.is_paired:
-        return _find_independent_effects(study, groups)
-    shared_seeds = sorted(set.intersection(*map(set, groups.values()))) if groups else []
-    if not shared_seeds:
+    rows = study.test.list_rows(groups)
+    if not rows:
         return []
-    rows = {name: [group[seed] for seed in shared_seeds] for name, group in groups.items()}
     factors = _arrange(study.plan.baseline, rows)
-    estimated: list[Change] = []
+    changes: list[Change] = []
     contrasts: list[NDArray[np.float64]] = []
     for change in _list_changes(factors):
         contrast = _contrast(factors.grid, change)
         if contrast.size:
-            estimated.append(change)
+            changes.append(change)
             contrasts.append(contrast)
-    if not estimated:
+    if not changes:
         return []
-    means = np.array([contrast.mean(axis=0) for contrast in contrasts])
-    p_values = study.test.correct_rows(means)
+    estimates = study.test.estimate_effects(groups, contrasts, study.resolution)
     effects = []
-    for change, contrast, by_seed, p in zip(
-        estimated, contrasts, means.tolist(), p_values, strict=True
-    ):
-        # A mean over combinations has a smaller step than the metric.
-        mean, low, high = describe_pairs(by_seed, study.resolution / len(contrast))
-        interval = (mean, low, high)
-        effects.append(_make_effect(study, factors, change, len(contrast), interval, p, by_seed))
+    for change, contrast, estimate in zip(changes, contrasts, estimates, strict=True):
+        effect = Effect(
+            effect=_name_change(factors, change, {}),
+            label=_name_change(factors, change, study.plan.levels),
+            kind="main effect" if len(change) == 1 else "interaction",
+            combinations=len(contrast),
+            difference=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            p=estimate.p,
+            by_seed=estimate.by_seed,
+        )
+        effects.append(effect)
     return effects
-
-
-def _find_independent_effects(study: StudyRecord, groups: Groups) -> list[Effect]:
-    """Return the effects of independent runs, which have no pairs of seeds.
-
-    An effect is a sum of the groups' means with the weights of its contrast.
-    """
-    # The variance of a group needs two runs.
-    known = {name: list(group.values()) for name, group in groups.items() if len(group) > 1}
-    if not known:
-        return []
-    # The row of a group is 1 in its own column, so a contrast of rows has the groups' weights.
-    units = np.eye(len(known)).tolist()
-    factors = _arrange(study.plan.baseline, dict(zip(known, units, strict=True)))
-    effects = []
-    for change in _list_changes(factors):
-        contrast = _contrast(factors.grid, change)
-        if not contrast.size:
-            continue
-        weights = contrast.mean(axis=0).tolist()
-        parts = zip(weights, known.values(), strict=True)
-        mean = combine_means((weight, group) for weight, group in parts if weight)
-        low, high = find_ends(mean, 1 - stats.ALPHA)
-        p = find_p(mean)
-        # Without a variance nothing is shown.
-        p = 1.0 if p is None else p
-        interval = (mean.value, low, high)
-        effects.append(_make_effect(study, factors, change, len(contrast), interval, p, []))
-    corrected = stats.holm([effect.p for effect in effects])
-    return [effect._replace(p=p) for effect, p in zip(effects, corrected, strict=True)]
-
-
-def _make_effect(
-    study: StudyRecord,
-    factors: Factors,
-    change: Change,
-    combinations: int,
-    interval: tuple[float, float | None, float | None],
-    p: float,
-    by_seed: list[float],
-) -> Effect:
-    """Return the effect of a change, with its mean and the ends of its interval."""
-    difference, low, high = interval
-    return Effect(
-        effect=_name_change(factors, change, {}),
-        label=_name_change(factors, change, study.plan.levels),
-        kind="main effect" if len(change) == 1 else "interaction",
-        combinations=combinations,
-        difference=difference,
-        low=low,
-        high=high,
-        p=p,
-        by_seed=by_seed,
-    )
 
 
 def _list_groups(study: StudyRecord) -> Groups:
@@ -168,7 +112,7 @@ def _list_groups(study: StudyRecord) -> Groups:
     return groups
 
 
-def _arrange(baseline: str, rows: dict[tuple[str, ...], list[float]]) -> Factors:
+def _arrange(baseline: str, rows: dict[Levels, list[float]]) -> Factors:
     """Return the levels of the axes, the baseline's first, and the rows of all combinations.
 
     A combination without a row has missing values.
@@ -222,7 +166,7 @@ def _name_change(factors: Factors, change: Change, labels: Mapping[str, str]) ->
 
 
 def _contrast(grid: NDArray[np.float64], change: Change) -> NDArray[np.float64]:
-    """Return the effect of the changed levels in `grid`, (combinations, seeds)."""
+    """Return the effect of the changed levels in `grid`, (combinations, length of a row)."""
     # Each difference removes an axis, so the last axis is the first one to go.
     for axis, level in sorted(change.items(), reverse=True):
         grid = np.take(grid, level, axis) - np.take(grid, 0, axis)
@@ -313,14 +257,3 @@ def _levels(name: str) -> dict[str, str]:
 def _name_axis(place: int) -> str:
     """Return the key of an axis without a name; no axis of a study can have this name."""
     return f"{UNNAMED}{place}"
-
-
-def describe_pairs(
-    differences: Iterable[float], resolution: float = 0.0
-) -> tuple[float, float | None, float | None]:
-    """Return the mean of the differences of all seeds and its interval."""
-    values = list(differences)
-    interval = stats.paired_interval(values, resolution=resolution)
-    if interval is None:
-        return statistics.fmean(values), None, None
-    return interval
