@@ -33,6 +33,10 @@ from lit_attn.schema.errors import ConfigError, plural, program
 Start = Callable[[list[Job]], Summary]
 """Function that runs cells until all have ended."""
 
+SMOKE_LINE = (
+    "smoke run: each cell has trained for one step, so no number of its tables means anything"
+)
+
 MOST_NAMES = 5
 """Variants without a result that a line about a screening names."""
 
@@ -301,14 +305,23 @@ def _run_early_stages(
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Write the plans and the reports, and print a short table of each study."""
+    """Write the plans and the reports, and print a short table of each study.
+
+    A smoke run prints one line in place of the tables, because they have verdicts and warnings.
+    """
     # Written again, because another command may have started further seeds in the meantime. On a
     # full disk the first plan remains.
     with contextlib.suppress(OSError):
         for matrix in matrices:
             matrix.write_plan()
     names = [matrix.name for matrix in matrices]
-    for folder in write_reports(options.out, options.reports, names):
+    folders = write_reports(options.out, options.reports, names)
+    if options.smoke:
+        write_line(SMOKE_LINE)
+    for folder in folders:
+        if options.smoke:
+            write_line(f"{folder / 'table.html'}")
+            continue
         table = (folder / "table.txt").read_text(encoding="utf-8")
         write_line(f"\n{table}{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
