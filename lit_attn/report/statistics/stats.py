@@ -180,14 +180,17 @@ def joint_sign_flip(differences: Floats, draws: int = DRAWS) -> list[float]:
     scaled = _scale(differences)
     observed = np.abs(scaled.sum(axis=1))
     order = np.argsort(observed, kind="stable")
-    thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order]
+    ordered = scaled[order]
+    thresholds = (observed - TIE * np.abs(scaled).sum(axis=1))[order, None]
     exceeding = np.zeros(count, dtype=np.int64)
     patterns = 0
     for signs in _sign_blocks(n, draws, count):
         patterns += len(signs)
-        statistics = np.abs(signs @ scaled[order].T)
-        np.maximum.accumulate(statistics, axis=1, out=statistics)
-        exceeding += (statistics >= thresholds).sum(axis=0)
+        statistics = np.abs(ordered @ signs.T)
+        # `np.maximum.accumulate` takes twenty times as long (2026-11-29).
+        for row in range(1, count):
+            np.maximum(statistics[row], statistics[row - 1], out=statistics[row])
+        exceeding += np.count_nonzero(statistics >= thresholds, axis=1)
     # Random patterns lack the observed one.
     lacking = int(n > EXACT_UP_TO)
     p_values = (exceeding + lacking) / (patterns + lacking)
