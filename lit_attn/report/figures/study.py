@@ -62,15 +62,12 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         if mean is not None:
             bars = left.plot(mean, row, "|", color="black", markersize=13)
             drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
-        pairs: list[float] = []
-        if study.test.is_paired:
-            pairs = study.test.make_sample(values, baseline)[0].tolist()
         record = comparisons.records[name]
         if name != study.plan.baseline and record.get("difference") is not None:
             difference = Difference(
                 row=row,
                 name=name,
-                by_seed=pairs,
+                by_seed=study.test.list_differences(values, baseline),
                 low=record.get("low"),
                 mean=record["difference"],
                 high=record.get("high"),

@@ -6,7 +6,7 @@ runs ask it. lit_attn.report.statistics.significance_base has the questions.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,6 +70,19 @@ class PairedSeeds(SignificanceTest):
         """Return the differences of the seeds with both values."""
         return [np.array(list(self._pair(values, baseline).values()), dtype=float)]
 
+    def list_differences(self, values: Values, baseline: Values) -> list[float]:
+        """Return the differences of the seeds with both values."""
+        differences: list[float] = self.make_sample(values, baseline)[0].tolist()
+        return differences
+
+    def count_pairs(self, count: int) -> int | None:
+        """Return `count`."""
+        return count
+
+    def count_ties(self, sample: Sample, tie: float) -> int:
+        """Return the number of differences up to `tie`."""
+        return int((np.abs(sample[0]) <= tie).sum())
+
     def _pair(self, values: Values, baseline: Values) -> dict[int, float]:
         """Return the differences to the baseline by seed."""
         return {seed: value - baseline[seed] for seed, value in values.items() if seed in baseline}
@@ -122,6 +135,21 @@ class PairedSeeds(SignificanceTest):
             row[:] = [by_seed.get(seed, 0.0) for seed in seeds]
         return dict(zip(compared, self.correct_rows(rows, draws), strict=True))
 
+    def compare_failures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Return Fisher's p of each variant's failures against the baseline's, by Holm."""
+        from scipy.stats import fisher_exact
+
+        # Seeds that failed and that finished.
+        counts = {}
+        for name, values in outcomes.values.items():
+            counts[name] = (len(outcomes.failed[name]), len(values))
+        baseline = counts[outcomes.baseline]
+        if not any(baseline):
+            return {}
+        names = [name for name in outcomes.others if any(counts[name])]
+        p_values = [float(fisher_exact([counts[name], baseline]).pvalue) for name in names]
+        return dict(zip(names, stats.holm(p_values), strict=True))
+
     def rank(self, outcomes: Outcomes) -> dict[str, tuple[float, float]]:
         """Return corrected p and rank sum of the signed ranks of every variant with a pair."""
         baseline = outcomes.values[outcomes.baseline]
@@ -149,6 +177,18 @@ class PairedSeeds(SignificanceTest):
     def find_smallest_p(self, count: int) -> float:
         """Return the share of the two patterns of which all signs are equal."""
         return 2.0 ** (1 - count)
+
+    def share_level(self, level: float, comparisons: int) -> float:
+        """Return `level`: all variants share the sign patterns, so each can have the smallest p."""
+        return level
+
+    def scale_effect(self, deviations: float) -> float:
+        """Return the effect for differences, with sqrt(2) times the standard deviation of a run."""
+        return deviations / math.sqrt(2)
+
+    def list_sizes(self, count: Any) -> list[Any]:
+        """Return the size of the only array."""
+        return [count]
 
     def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
         """Return the simulated power of the joint test."""
@@ -274,6 +314,18 @@ class IndependentRuns(SignificanceTest):
     def find_smallest_p(self, count: int) -> float:
         """Return the share of the two divisions that separate the groups."""
         return 2 / math.comb(2 * count, count)
+
+    def share_level(self, level: float, comparisons: int) -> float:
+        """Return the level with Bonferroni's correction."""
+        return level / comparisons
+
+    def scale_effect(self, deviations: float) -> float:
+        """Return `deviations`: a sample has the values of runs."""
+        return deviations
+
+    def list_sizes(self, count: Any) -> list[Any]:
+        """Return the sizes of variant and baseline."""
+        return [count, count]
 
     def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
         """Return the power of the t test of two groups, with Bonferroni's correction."""

@@ -140,6 +140,10 @@ class SignificanceTest(ABC):
     def correct(self, outcomes: Outcomes) -> dict[str, float]:
         """Return the corrected p of every variant that can be compared (step-down max-T)."""
 
+    def compare_failures(self, outcomes: Outcomes) -> dict[str, float]:
+        """Return the corrected p of each variant's number of failed seeds, if the test has one."""
+        return {}
+
     @abstractmethod
     def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
         """Return a row for each group with enough values, for contrasts of groups.
@@ -187,6 +191,10 @@ class SignificanceTest(ABC):
             count += 1
         return count
 
+    @abstractmethod
+    def share_level(self, level: float, comparisons: int) -> float:
+        """Return the largest uncorrected p whose p corrected for `comparisons` can be `level`."""
+
     def find_effect(self, sample: Sample) -> float | None:
         """Return the difference in standard deviations of a value, None without any spread."""
         if min(len(values) for values in sample) < 2:
@@ -197,14 +205,25 @@ class SignificanceTest(ABC):
         # Rounding errors can leave a small spread where there is none.
         return None if spread * unit <= self.least_spread * largest else difference / spread
 
+    @abstractmethod
     def scale_effect(self, deviations: float) -> float:
         """Return the effect in `find_effect` of a difference in standard deviations of a run."""
-        # The difference of a pair has sqrt(2) times the standard deviation of a run.
-        return deviations / math.sqrt(2) if self.is_paired else deviations
 
+    @abstractmethod
     def list_sizes(self, count: Any) -> list[Any]:
         """Return the sizes of the arrays of a sample of `count` pairs, or of groups of runs."""
-        return [count] if self.is_paired else [count, count]
+
+    def list_differences(self, values: Values, baseline: Values) -> list[float]:
+        """Return the differences of pairs of runs; empty if runs do not belong together by seed."""
+        return []
+
+    def count_pairs(self, count: int) -> int | None:
+        """Return the pairs of a sample of size `count`, None if runs have no pairs."""
+        return None
+
+    def count_ties(self, sample: Sample, tie: float) -> int:
+        """Return the number of pairs whose difference is at most `tie`."""
+        return 0
 
     @abstractmethod
     def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
@@ -260,8 +279,7 @@ class SignificanceTest(ABC):
             alpha = level / rule.comparisons
             quantiles = special.stdtrit(len(sizes) * (counts - 1), 1 - alpha / 2)
             half = quantiles * np.sqrt(variance / counts)
-            # All variants share the sign patterns of pairs, so each can have the smallest p.
-            fewest = self.find_fewest(level if self.is_paired else alpha)
+            fewest = self.find_fewest(self.share_level(level, rule.comparisons))
             is_decided = (abs(difference) > half) & (counts >= fewest)
             if rule.margin is not None:
                 is_decided |= abs(difference) + half < rule.margin / unit

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import pandas as pd
 
 from lit_attn.cells.records import FailureClass, Plan
@@ -56,8 +55,7 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
     failure_p: dict[str, float] = {}
     if any(failed.values()):
         ranked = test.rank(outcomes)
-        if test.is_paired:
-            failure_p = _failure_tests(outcomes)
+        failure_p = test.compare_failures(outcomes)
     final_level = _find_level(study)
     running = _find_running(study)
     interim: dict[int, float] = {}
@@ -173,22 +171,6 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _failure_tests(outcomes: Outcomes) -> dict[str, float]:
-    """Return Fisher's p of each variant's failures against the baseline's, corrected by Holm."""
-    from scipy.stats import fisher_exact
-
-    # Seeds that failed and that finished.
-    counts = {}
-    for name, values in outcomes.values.items():
-        counts[name] = (len(outcomes.failed[name]), len(values))
-    baseline = counts[outcomes.baseline]
-    if not any(baseline):
-        return {}
-    names = [name for name in outcomes.others if any(counts[name])]
-    p_values = [float(fisher_exact([counts[name], baseline]).pvalue) for name in names]
-    return dict(zip(names, stats.holm(p_values), strict=True))
-
-
 def _describe(sample: Sample, study: StudyRecord, alpha: float, draws: int) -> dict[str, Any]:
     """Return the numbers of a sample by CSV field; `alpha` is the error of one interval."""
     test = study.test
@@ -199,7 +181,7 @@ def _describe(sample: Sample, study: StudyRecord, alpha: float, draws: int) -> d
         "pairs": len(sample[0]),
         "p": test.find_p(sample, draws),
         "difference": float(sample[0][0]),
-        "ties": int((np.abs(sample[0]) <= tie).sum()) if test.is_paired else 0,
+        "ties": test.count_ties(sample, tie),
     }
     interval = test.find_interval(sample, 1 - ALPHA, step)
     # Levels of early looks are smaller than the distance of a confidence to 1 in floating point.

@@ -176,7 +176,7 @@ def judge_variant(
             done=len(study.values(name)),
             planned=len(cells),
             failed=record["failed"],
-            pairs=pairs if study.test.is_paired else None,
+            pairs=study.test.count_pairs(pairs),
         ),
         power=_list_powers(record, pairs),
         seeds_needed=_make_range(needed, 0),

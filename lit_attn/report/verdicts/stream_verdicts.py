@@ -151,7 +151,7 @@ def _judge_idea(
             done=done,
             planned=idea.runs or 0,
             failed=0,
-            pairs=done if study.test.is_paired else None,
+            pairs=study.test.count_pairs(done),
         )
     ended = None
     if idea.stage == "screened-out":
