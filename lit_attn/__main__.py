@@ -75,9 +75,12 @@ def find_studies(words: list[str]) -> list[str]:
     if any(word.partition("=")[0] in ("-h", "--help", "--paper") for word in options):
         return words
     path = STUDIES
-    if names and (Path(names[0]).suffix in (".yaml", ".yml") or Path(names[0]).is_file()):
-        path = Path(names[0])
-        names = names[1:]
+    files = [name for name in names if Path(name).suffix in (".yaml", ".yml")]
+    if not files:
+        files = [name for name in names[:1] if Path(name).is_file()]
+    if files:
+        path = Path(files[0])
+        names.remove(files[0])
     elif names:
         path = _find_file(names)
     elif not path.exists():

@@ -56,6 +56,7 @@ class Init(Command):
 
     words = "[FOLDER]"
     help = "write a first study and experiment"
+    page = "tutorial.md"
     description = "Write a commented study and experiment to a folder, without replacing a file."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -234,7 +235,7 @@ def make_overview_parser() -> argparse.ArgumentParser:
         prog="lit-attn",
         usage="lit-attn COMMAND ...",
         description="Train the variants of an ablation study and write their tables.",
-        epilog="Every command explains its options with --help.",
+        epilog="Every command explains its options with --help. More: docs/commands.md",
     )
     parser.add_argument("--version", action="version", version=f"lit_attn {lit_attn.__version__}")
     return parser

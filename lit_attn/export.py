@@ -15,7 +15,7 @@ from lit_attn.schema.trust import TRUST_HELP
 @command
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for an exported cell, and 2 for one that cannot be exported."""
-    parser = OneLineParser(program("export"), description=__doc__)
+    parser = OneLineParser(program("export"), page="running.md", description=__doc__)
     parser.add_argument("target", choices=["hub"], help="layout of the Hugging Face hub")
     parser.add_argument("cell", type=Path, metavar="CELL", help="folder of a finished cell")
     parser.add_argument(

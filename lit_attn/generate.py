@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _make_parser() -> OneLineParser:
     """Return the parser of the command's options."""
-    parser = OneLineParser(program("generate"), description=__doc__)
+    parser = OneLineParser(program("generate"), page="own-text.md", description=__doc__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a finished cell")
     add("--prompt", required=True, metavar="TEXT", help="beginning of the text")

@@ -42,6 +42,15 @@ def test_every_command_prints_its_usage(
     text = capsys.readouterr().out
     assert text.startswith(f"usage: lit-attn {name} ")
     assert "python -m lit_attn" not in text
+    assert_names_page(text)
+
+
+def assert_names_page(text: str) -> None:
+    """Assert that the last line of a help names a page that exists."""
+    before, page = text.splitlines()[-1].rsplit(" ", 1)
+    assert before.endswith("More:")
+    assert page.startswith("docs/")
+    assert (ROOT / page).is_file()
 
 
 def list_programs() -> list[str]:
@@ -71,6 +80,7 @@ def test_no_help_imports_torch() -> None:
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(output):\n"
         "        main([*words, '--help'])\n"
         "    assert output.getvalue().startswith('usage: ')\n"
+        "    assert 'More: docs/' in output.getvalue().splitlines()[-1], (module, words)\n"
         "    heavy = {'torch', 'lightning', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "    if heavy: sys.exit(f'{module} {words}: imported {heavy}')\n"
         "print('tried', module)"
@@ -253,6 +263,7 @@ def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
     assert find_studies(["first"]) == ["ablations.yaml", "--study", "first"]
     assert find_studies(["digits", "text"])[0] == shipped
     assert find_studies(["other.yaml", "x"]) == ["other.yaml", "--study", "x"]
+    assert find_studies(["x", "other.yaml"]) == ["other.yaml", "--study", "x"]
     with pytest.raises(ConfigError, match=r"no file or study 'belif2-cifar100'; did you mean"):
         find_studies(["belif2-cifar100"])
 

@@ -20,6 +20,7 @@ from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, program, require
 from lit_attn.schema.plugins import load_parts
 
+PAGE = "benchmarks.md"  # Page of docs/ that every help names.
 MODES = ["eager", "compiled"]
 
 MEASURED_IN_MEMORY = [
@@ -199,16 +200,17 @@ def _make_parser() -> argparse.ArgumentParser:
     """Return the parser of all benchmarks, which share most of their options."""
     parser = OneLineParser(
         program("bench"),
+        page=PAGE,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="BENCHMARK")
     for name, add_options in OPTIONS.items():
-        command_parser = commands.add_parser(name)
+        command_parser = commands.add_parser(name, page=PAGE)
         _add_common_options(command_parser, name)
         add_options(command_parser)
-    _add_data_options(commands.add_parser("data"))
-    _add_training_options(commands.add_parser("training"))
+    _add_data_options(commands.add_parser("data", page=PAGE))
+    _add_training_options(commands.add_parser("training", page=PAGE))
     return parser
 
 

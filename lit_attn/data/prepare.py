@@ -72,10 +72,10 @@ def write_shards(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(program("prepare"), description=__doc__)
+    parser = OneLineParser(program("prepare"), page="own-text.md", description=__doc__)
     sources = parser.add_subparsers(dest="source", required=True)
     for name in (*PREPARED, "text"):
-        source = sources.add_parser(name)
+        source = sources.add_parser(name, page="own-text.md")
         add_path = partial(source.add_argument, type=Path, metavar="PATH")
         add_path("--out", required=True, help="folder to write")
         source.add_argument("--limit", type=int, help="number of tokens after which to stop")

@@ -65,7 +65,9 @@ def name_record(examination: "Examination") -> str:
 
 def _make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = OneLineParser(program("doctor"), description=__doc__, formatter_class=raw)
+    parser = OneLineParser(
+        program("doctor"), page="gpu.md", description=__doc__, formatter_class=raw
+    )
     add = parser.add_argument
     add("--short", action="store_true", help="only the layers, one preset of each kind")
     add("--json", action="store_true", help="print the record as JSON; the text goes to stderr")

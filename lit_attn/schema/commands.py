@@ -22,12 +22,15 @@ class Command(ABC):
     description: str
     """First paragraph of the command's own help."""
 
+    page: str = "commands.md"
+    """Page of docs/ that the command's own help names in its last line."""
+
     has_options: bool = False
     """True if the completion script completes the options of the command."""
 
     def parser_settings(self, name: str) -> dict[str, Any]:
         """Return the keyword arguments of the parser of the command, which is called `name`."""
-        return {"prog": program(name), "description": self.description}
+        return {"prog": program(name), "description": self.description, "page": self.page}
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -230,7 +230,18 @@ def program(command: str, *words: object) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser of a command line that raises ConfigError where argparse prints its usage."""
+    """Parser of a command line that raises ConfigError where argparse prints its usage.
+
+    The last line of its help names the `page` of docs/ that explains the command.
+    """
+
+    def __init__(self, *arguments: Any, page: str = "commands.md", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.page = page
+
+    def format_help(self) -> str:
+        """Return the help, and the line that names the page."""
+        return f"{super().format_help()}\nMore: docs/{self.page}\n"
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}")

@@ -12,6 +12,7 @@ class Board(Command):
     """Command that serves a study in TensorBoard; a run is called VARIANT/SEED-ID."""
 
     words = "[FOLDER]"
+    page = "running.md"
     help = "open a study in TensorBoard"
     description = "Serve the event files of a study in TensorBoard until Ctrl-C."
 

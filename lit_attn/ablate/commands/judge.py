@@ -20,7 +20,7 @@ undecided, and which action would change a verdict at the lowest cost. A path th
 the runs of another program: a table (CSV, TSV, JSON lines), an export of W&B, a folder or SQLite
 file of MLflow, a folder of TensorBoard, or samples of lm-evaluation-harness. Exit codes: 0: every
 verdict is final and decided; 1: a verdict is undecided, or planned seeds are missing; 2: the
-command line or the records are wrong. More: docs/judge.md."""
+command line or the records are wrong."""
 
 OPTIONS = {**FOREIGN, "margin": "--margin", "target": "--target", "level": "--level"}
 """Options for the runs of other programs by their names in a namespace."""
@@ -30,6 +30,7 @@ class Judge(Command):
     """Command that prints the verdicts of studies and of the runs of other programs."""
 
     words = "[STUDY|FILE ...]"
+    page = "judge.md"
     help = "say which variants are better or worse"
     description = DESCRIPTION
 

@@ -16,6 +16,7 @@ class Laws(Command):
     """Command that prints the laws of a table and the speed-ups of its variants."""
 
     words = "FILE"
+    page = "laws.md"
     help = "fit loss over cost, and compare at equal cost"
     description = DESCRIPTION
 

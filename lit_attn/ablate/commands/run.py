@@ -15,6 +15,7 @@ class Run(StudyCommand):
     """Command that trains the missing cells, each with the function `target`."""
 
     words = "[FILE] [STUDY ...]"
+    page = "running.md"
     help = "run missing cells and write tables"
     description = (
         "Train every variant with every seed, then write the tables; the same command continues."

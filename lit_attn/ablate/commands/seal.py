@@ -9,6 +9,7 @@ class Seal(StudyCommand):
     """Command that prints the decisions of each study and their hash."""
 
     words = "[FILE] [STUDY ...]"
+    page = "studies.md"
     help = "print the plan and its hash"
     description = (
         "Print the decisions of a study and their hash, to commit them before the first run."

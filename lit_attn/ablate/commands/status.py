@@ -21,6 +21,7 @@ class Status(Command):
     """Command that prints the status of the studies in a folder."""
 
     words = "[--watch] [FOLDER]"
+    page = "running.md"
     help = "show done and failed cells"
     description = "Show which cells are done, running or failed, and the time left."
     has_options = True
@@ -71,6 +72,7 @@ class Logs(Command):
     """Command that prints the log of a cell's last attempt."""
 
     words = "STUDY/VARIANT/SEED"
+    page = "running.md"
     help = "show the log of a cell"
     description = "Show the last log of a cell."
 
