@@ -192,6 +192,18 @@ def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_caption_explains_an_interval_without_zero_beside_a_large_p(tmp_path: Path) -> None:
+    """Five pairs cannot have a p below 0.06, however large the difference is."""
+    captions = {}
+    for effect in (0.0, 0.05):
+        runs = tmp_path / str(effect)
+        write_study(runs, variants={"standard": 0.0, "other": effect})
+        captions[effect] = " ".join((report(runs) / "table.full.md").read_text("utf-8").split())
+    sentence = "The interval of other excludes 0 although p is above 0.05, because the interval"
+    assert captions[0.05].count(sentence) == 1
+    assert "excludes 0 although" not in captions[0.0]
+
+
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)

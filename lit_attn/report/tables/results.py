@@ -67,6 +67,7 @@ def make_results_table(
             notes.append(note)
     notes += _describe_marks(study, cells)
     notes += _describe_rows(study, summary)
+    notes += _describe_intervals(summary, values)
     notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
@@ -132,6 +133,20 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
     return notes
+
+
+def _describe_intervals(summary: pd.DataFrame, values: dict[str, object]) -> list[str]:
+    """Return the sentence about intervals that exclude zero beside a p without a star.
+
+    `values` fill the templates of the columns.
+    """
+    excludes_zero = (summary["low"] > 0) | (summary["high"] < 0)
+    has_large_p = summary["p_adjusted"] > stats.ALPHA
+    # A missing interval or p is no contradiction.
+    names = summary["variant"][(excludes_zero & has_large_p).fillna(False)]
+    if names.empty:
+        return []
+    return [fill(SENTENCES["excludes_zero"], **values, variants=", ".join(names))]
 
 
 def _describe_rules(study: StudyRecord, comparisons: Comparisons) -> list[str]:
