@@ -96,3 +96,45 @@ class NeedleConfig(Probe, kind="needle"):
         """Refuse a sequence that is shorter than a key, its value and the question."""
         if self.length < 3:
             raise ValueError("length: a key, its value and the question are 3 tokens at least")
+
+
+class OverwrittenNeedleConfig(NeedleConfig, kind="overwritten-needle"):
+    """A key that stands several times among other tokens, each time with another value.
+
+    The last value counts, so the order of the values has to be known as well as the key.
+    """
+
+    writes: PositiveInt = Field(4, description="times that the key stands before the question")
+
+    @property
+    def floor(self) -> float:
+        """Accuracy of guessing one of the written values."""
+        return 1 / self.writes
+
+    def draw(
+        self, generator: np.random.Generator, count: int, length: int, is_training: bool
+    ) -> tuple[Ids, Ids]:
+        rows = np.arange(count)[:, None]
+        tokens = self.keys + self.values + generator.integers(self.hay, size=(count, length))
+        keys = generator.integers(self.keys, size=(count, 1))
+        # Each write takes one of the places of two tokens before the question.
+        all_places = np.tile(np.arange((length - 1) // 2), (count, 1))
+        places = generator.permuted(all_places, axis=1)[:, : self.writes]
+        places = 2 * np.sort(places, axis=1)
+        all_values = np.tile(np.arange(self.values), (count, 1))
+        values = self.keys + generator.permuted(all_values, axis=1)[:, : self.writes]
+        tokens[rows, places] = keys
+        tokens[rows, places + 1] = values
+        tokens[:, -1:] = keys
+        targets = np.full_like(tokens, IGNORED)
+        targets[:, -1] = values[:, -1]
+        return tokens, targets
+
+    @consistency_check
+    def _writes_fit(self) -> None:
+        """Refuse more writes than there are places or values."""
+        places = (self.length - 1) // 2
+        if self.writes > places:
+            raise ValueError(f"writes: {self.length} tokens have room for {places} at most")
+        if self.writes > self.values:
+            raise ValueError(f"writes: {self.values} values are written at most once each")

@@ -48,6 +48,7 @@ CONFIGS = {
         memory.CompressionConfig,
         search.InductionConfig,
         search.NeedleConfig,
+        search.OverwrittenNeedleConfig,
         tracking.ParityConfig,
         tracking.PermutationsConfig,
     )
@@ -190,6 +191,28 @@ def test_the_key_of_a_needle_stands_once_before_the_question() -> None:
     assert set(places.tolist()) == set(range(14))
 
 
+def test_the_last_value_of_an_overwritten_needle_counts() -> None:
+    config = CONFIGS["overwritten-needle"](length=24, writes=3)
+    tokens, targets = draw(config, 200)
+    last_places = set()
+    for row, wanted in zip(tokens, targets[:, -1], strict=True):
+        places = np.flatnonzero(row[:-1] == row[-1])
+        values = row[places + 1]
+        assert len(set(values.tolist())) == 3
+        assert ((values >= 8) & (values < 16)).all()
+        assert values[-1] == wanted
+        last_places.add(int(places[-1]))
+    # Every place of two tokens before the question that two others can precede occurs.
+    assert last_places == set(range(4, 22, 2))
+
+
+def test_an_overwritten_needle_needs_room_for_its_writes() -> None:
+    with pytest.raises(ValueError, match="16 tokens have room for 7 at most"):
+        CONFIGS["overwritten-needle"](length=16, writes=8)
+    with pytest.raises(ValueError, match="3 values are written at most once each"):
+        CONFIGS["overwritten-needle"](length=16, values=3)
+
+
 def test_states_are_products_of_the_permutations() -> None:
     config = CONFIGS["permutations"](length=6, elements=4)
     tokens, targets = draw(config, 20)
@@ -249,6 +272,15 @@ def guess_tokens(config: Any, tokens: np.ndarray, generator: np.random.Generator
     return guesses
 
 
+def guess_written(config: Any, tokens: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Guess one of the values that stand behind the key of the question."""
+    guesses = np.zeros_like(tokens)
+    for row, guess in zip(tokens, guesses, strict=True):
+        places = np.flatnonzero(row[:-1] == row[-1])
+        guess[-1] = row[generator.choice(places) + 1]
+    return guesses
+
+
 RULES = {
     "recall": guess_values,
     "context-recall": guess_ids(8, 16),
@@ -259,6 +291,7 @@ RULES = {
     "compression": guess_tokens,
     "induction": guess_ids(0, 15),
     "needle": guess_ids(8, 16),
+    "overwritten-needle": guess_written,
     "parity": guess_states,
     "permutations": guess_states,
 }
