@@ -10,6 +10,7 @@ argument `N digits` sets the decimals. No other number of a template is measured
 import csv
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,7 @@ EVIDENCE = ROOT / "reports" / "evidence"
 SHIPPED = [ROOT / "ablations.yaml", ROOT / "experiments" / "probes" / "studies.yaml"]
 """Files of studies that a CPU can train; p is corrected over the studies of each file."""
 
-PAGES = ("results", "history", "claims")
+PAGES = ("results", "history", "claims", "questions")
 """Names of the pages; `results` is written from results.template."""
 
 PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
@@ -278,6 +279,22 @@ def edges(*studies: str) -> str:
                 count = len(read_rates(study))
                 lines.append(f"the {end} rate for {at_edge} of {count} variants in `{study}`")
     return join_words(lines)
+
+
+@placeholder
+def rate(study: str, variant: str) -> str:
+    """Return the rate that the search chose for a variant."""
+    return f"{read_rates(study)[variant][0]:g}"
+
+
+@placeholder
+def worst_mean(study: str, metric: str, decimals: int = 1) -> str:
+    """Return the smallest mean over seeds of a share that any variant has, in percent."""
+    shares = defaultdict(list)
+    for row in read_table(f"{study}/per_seed.csv"):
+        shares[row["variant"]].append(float(row[f"metric {metric}"]))
+    means = [sum(values) / len(values) for values in shares.values()]
+    return format_number(100 * min(means), decimals)
 
 
 @placeholder
