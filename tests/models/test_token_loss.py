@@ -170,9 +170,11 @@ def test_half_precision_multiplies_as_autocast_does() -> None:
 def test_few_logits_are_computed_by_torch_bit_for_bit() -> None:
     hidden, weight, targets = make_inputs(12, torch.float32)
     losses = token_losses(hidden, weight, targets)
-    expected = F.cross_entropy(
-        F.linear(hidden, weight), targets, ignore_index=IGNORED, reduction="none"
-    )
+    # Only tokens with a target count; on some CPUs a product of fewer rows has other last digits.
+    counted = targets != IGNORED
+    logits = F.linear(hidden[counted], weight)
+    expected = torch.zeros(12)
+    expected[counted] = F.cross_entropy(logits, targets[counted], reduction="none")
     assert torch.equal(losses, expected)
 
 
