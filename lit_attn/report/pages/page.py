@@ -7,7 +7,7 @@ from lit_attn.report.figures import drawing
 from lit_attn.report.tables.captions import shorten
 from lit_attn.report.tables.formats import TEMPLATES, Table, read_asset, read_text
 
-FIGURES: dict[str, dict[str, str]] = read_asset("figures.yaml")
+FIGURES: dict[str, dict[str, Any]] = read_asset("figures.yaml")
 """Caption, section and CSV file of every figure, in the order of the page."""
 
 SCRIPTS = [read_text(name) for name in ("datatables.min.js", "report.js")]
@@ -43,12 +43,13 @@ class FigureCaption:
         return " ".join(shorten([self.text]))
 
 
-def describe_figures_of_runs(notes: list[str]) -> dict[str, str]:
-    """Return the captions of the figures that differ for independent runs."""
+def describe_figures(pairs: str, notes: list[str]) -> dict[str, str]:
+    """Return the captions that differ for the test with this value of `pairs`."""
     captions = {}
     for figure, entry in FIGURES.items():
-        if "caption_of_runs" in entry:
-            caption = entry["caption_of_runs"].format(**LIMITS)
+        replaced = entry.get("tests", {}).get(pairs)
+        if replaced:
+            caption = replaced["caption"].format(**LIMITS)
             captions[figure] = " ".join([caption, *notes])
     return captions
 

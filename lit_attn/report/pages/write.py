@@ -21,7 +21,7 @@ from lit_attn.report.pages.index_page import make_index_page
 from lit_attn.report.pages.page import (
     FIGURES,
     Section,
-    describe_figures_of_runs,
+    describe_figures,
     render_page,
 )
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
@@ -300,12 +300,11 @@ def _make_page(
         heading = f"All {len(study.plan.variants)} variants"
         sections[0] = replace(sections[0], heading=heading, is_folded=True)
         sections.insert(0, first)
-    captions = {} if study.test.is_paired else describe_figures_of_runs(setup)
     return render_page(
         results_table.title.rstrip("."),
         sections,
         setup,
-        captions=captions,
+        captions=describe_figures(study.test.pairs, setup),
         name=study.plan.study,
         links=links,
         warnings=results_table.warnings,

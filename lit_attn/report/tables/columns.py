@@ -40,8 +40,8 @@ class Column(NamedTuple):
 
     `heading`, `note` (the sentences that define the column in the caption) and `brief` (its
     sentence in the brief caption; None: the first one of `note`) are templates of `str.format`.
-    `runs` replaces some of them in a table of independent runs. `fields` are its fields in
-    table.csv with their pandas types.
+    `tests` replaces some of them in the tables of other tests than that of pairs, by their value
+    of `pairs`. `fields` are its fields in table.csv with their pandas types.
     """
 
     key: str
@@ -49,11 +49,11 @@ class Column(NamedTuple):
     heading: str = ""
     note: str = ""
     brief: str | None = None
-    runs: Mapping[str, str] = {}
+    tests: Mapping[str, Mapping[str, str]] = {}
 
-    def describe_runs(self) -> "Column":
-        """Return the column of a table of independent runs, which have no pairs of seeds."""
-        replaced: dict[str, Any] = dict(self.runs)
+    def describe(self, pairs: str) -> "Column":
+        """Return the column of a table of the test with this value of `pairs`."""
+        replaced: dict[str, Any] = dict(self.tests.get(pairs, {}))
         return self._replace(**replaced)
 
 

@@ -194,8 +194,9 @@ def make_effects_table(
         ]
         rows.append(row)
     table = named_table(
-        "effects" if study.test.is_paired else "effects_of_runs",
+        "effects",
         rows,
+        pairs=study.test.pairs,
         count=len(effects),
         alpha=level,
         test=study.test.words["test"],

@@ -163,13 +163,14 @@ class Table:
 
 
 def named_table(
-    name: str, rows: list[list[Cell]], headings: Sequence[str] = (), **values: Any
+    name: str, rows: list[list[Cell]], headings: Sequence[str] = (), pairs: str = "", **values: Any
 ) -> Table:
     """Return the table `name` of tables.yaml with these rows and further `headings`.
 
-    `values` fill the placeholders of its texts.
+    `pairs` is that of the test whose texts it has. `values` fill the placeholders of its texts.
     """
     entry = read_asset("tables.yaml")[name]
+    entry = entry | entry.get("tests", {}).get(pairs, {})
     first = [fill(heading, **values) for heading in entry["headings"]]
     return Table(
         [*first, *headings],

@@ -46,8 +46,7 @@ def make_results_table(
     for column in columns.COLUMNS:
         if column.key not in columns.PRINTERS:
             continue
-        if not study.test.is_paired:
-            column = column.describe_runs()
+        column = column.describe(study.test.pairs)
         printed = columns.make_cells(column, records, scale)
         is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
         if is_filled or column.key in ALWAYS:
