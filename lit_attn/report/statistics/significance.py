@@ -40,6 +40,7 @@ class PairedSeeds(SignificanceTest):
     least_skewness = 1.0
     words: ClassVar[Mapping[str, str]] = {
         "unit": "seed",
+        "cell": "cell",
         "done": "of {planned} seeds",
         "fewest": "seeds",
         "test": "sign-flip test",
@@ -218,6 +219,7 @@ class IndependentRuns(SignificanceTest):
     least_skewness = 0.0
     words: ClassVar[Mapping[str, str]] = {
         "unit": "run",
+        "cell": "run",
         "done": "runs",
         "fewest": "runs of each in equal groups",
         "test": "permutation test",

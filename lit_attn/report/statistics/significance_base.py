@@ -111,6 +111,7 @@ class SignificanceTest(ABC):
     """Placeholders of captions and their texts, in which {baseline} is the baseline's name.
 
     - unit, done, fewest: a run, and the units of `planned` and of `find_fewest`.
+    - cell: a run of a next action.
     - test, statistic, rank_test: the test, its statistic, and the test of ranks with failed runs.
     - difference, interval, coverage: the estimate, its 95 % interval, and a sentence about it.
     - spreads: a sentence about variants whose spread is not that of the baseline.

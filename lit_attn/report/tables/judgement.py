@@ -388,7 +388,7 @@ def _describe_cost(study: JudgedStudy) -> str:
     action = study.next
     if not action.cells:
         return ""
-    cells = plural(action.cells, "cell" if TESTS[study.pairs].is_paired else "run")
+    cells = plural(action.cells, TESTS[study.pairs].words["cell"])
     if action.seconds is None:
         return f" ({cells})"
     return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
