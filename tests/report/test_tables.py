@@ -196,9 +196,9 @@ def test_the_caption_explains_an_interval_without_zero_beside_a_large_p(tmp_path
     """Five pairs cannot have a p below 0.06, however large the difference is."""
     captions = {}
     for effect in (0.0, 0.05):
-        runs = tmp_path / str(effect)
-        write_study(runs, variants={"standard": 0.0, "other": effect})
-        captions[effect] = " ".join((report(runs) / "table.full.md").read_text("utf-8").split())
+        root = tmp_path / str(effect)
+        write_study(root / "runs", variants={"standard": 0.0, "other": effect})
+        captions[effect] = " ".join((report(root) / "table.full.md").read_text("utf-8").split())
     sentence = "The interval of other excludes 0 although p is above 0.05, because the interval"
     assert captions[0.05].count(sentence) == 1
     assert "excludes 0 although" not in captions[0.0]
