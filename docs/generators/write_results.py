@@ -282,12 +282,6 @@ def edges(*studies: str) -> str:
 
 
 @placeholder
-def rate(study: str, variant: str) -> str:
-    """Return the rate that the search chose for a variant."""
-    return f"{read_rates(study)[variant][0]:g}"
-
-
-@placeholder
 def worst_mean(study: str, metric: str, decimals: int = 1) -> str:
     """Return the smallest mean over seeds of a share that any variant has, in percent."""
     shares = defaultdict(list)
