@@ -204,6 +204,7 @@ def test_the_caption_explains_an_interval_without_zero_beside_a_large_p(tmp_path
     assert "excludes 0 although" not in captions[0.0]
 
 
+@pytest.mark.slow
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
     study = write_study(tmp_path / "runs", seeds=3)
