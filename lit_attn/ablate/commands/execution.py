@@ -319,11 +319,10 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
     if options.smoke:
         write_line(SMOKE_LINE)
     for folder in folders:
-        if options.smoke:
-            write_line(f"{folder / 'table.html'}")
-            continue
-        table = (folder / "table.txt").read_text(encoding="utf-8")
-        write_line(f"\n{table}{folder / 'table.html'}")
+        if not options.smoke:
+            table = (folder / "table.txt").read_text(encoding="utf-8")
+            write_line(f"\n{table.rstrip()}")
+        write_line(f"{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:
         from lit_attn.report.papers.page import write_paper
