@@ -40,6 +40,19 @@ def test_a_test_has_the_name_and_the_meaning_of_its_option(test: SignificanceTes
     assert test.words.keys() == OWN_TEST.words.keys()
 
 
+@pytest.mark.parametrize(
+    ("pairs", "chosen"),
+    [("seed", ([7, 5, 6], [1, 9, 10])), ("none", ([5, 6, 7, 8], [1, 2, 9, 10]))],
+)
+def test_a_comparison_uses_pairs_of_one_seed_or_all_runs_in_the_order_of_time(
+    pairs: str, chosen: tuple[list[int], list[int]]
+) -> None:
+    """Places are those of runs in the order of time; a pair ends with the later one of both."""
+    runs = {5: 30, 6: 40, 7: 10, 8: 50}
+    baseline = {1: 10, 2: 20, 9: 30, 10: 40}
+    assert TESTS[pairs].choose_places(runs, baseline) == chosen
+
+
 @pytest.mark.parametrize(("pairs", "fewest"), [("seed", [6, 8, 11]), ("none", [4, 5, 7])])
 def test_no_fewer_runs_than_the_fewest_can_have_a_star(pairs: str, fewest: list[int]) -> None:
     test = TESTS[pairs]

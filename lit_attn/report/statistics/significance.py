@@ -19,6 +19,7 @@ from lit_attn.report.statistics.significance_base import (
     EffectEstimate,
     Levels,
     Outcomes,
+    Places,
     Rule,
     Sample,
     SignificanceTest,
@@ -66,6 +67,15 @@ class PairedSeeds(SignificanceTest):
         "shares": "Every value is 0 or {high}, so a mean is a share of the seeds, and the sign-flip"
         " test is McNemar's exact test, corrected for all comparisons.",
     }
+
+    missing = "Seeds without a result are listed beside n and enter no mean."
+
+    def choose_places(self, runs: Places, baseline: Places) -> tuple[list[int], list[int]]:
+        """Return pairs of places with one seed, in the order in which the later one ended."""
+        partners = {seed: place for place, seed in baseline.items()}
+        pairs = [(place, partners[seed]) for place, seed in runs.items() if seed in partners]
+        pairs.sort(key=max)
+        return [place for place, _ in pairs], [partner for _, partner in pairs]
 
     def make_sample(self, values: Values, baseline: Values) -> Sample:
         """Return the differences of the seeds with both values."""

@@ -26,6 +26,9 @@ MOST_RUNS = 1000
 Values = Mapping[int, float]
 """Values of a variant by seed."""
 
+Places = Mapping[int, int]
+"""Seeds of runs by their places, in the order in which the runs ended."""
+
 Levels = tuple[str, ...]
 """Levels of all factors of a variant."""
 
@@ -125,9 +128,16 @@ class SignificanceTest(ABC):
     `shares` is a sentence about such values, of which {high} is the printed value of 1.
     """
 
+    missing: ClassVar[str] = ""
+    """Sentence of a caption about planned runs without a value."""
+
     @abstractmethod
     def make_sample(self, values: Values, baseline: Values) -> Sample:
         """Return the sample of a variant with these values."""
+
+    def choose_places(self, runs: Places, baseline: Places) -> tuple[list[int], list[int]]:
+        """Return the places of the runs that are compared, those of the variant first."""
+        return list(runs), list(baseline)
 
     def is_comparable(self, sample: Sample) -> bool:
         """Return True if the sample is large enough for a p."""

@@ -120,8 +120,8 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
 def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     """Return the sentences of the caption about missing seeds, ties and the baseline."""
     notes = []
-    if summary["missing"].astype(bool).any() and study.test.is_paired:
-        notes.append(SENTENCES["missing"])
+    if summary["missing"].astype(bool).any() and study.test.missing:
+        notes.append(study.test.missing)
     ties = int(summary["ties"].sum())
     if ties:
         pairs = int(summary["pairs"].sum())

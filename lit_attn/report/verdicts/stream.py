@@ -118,20 +118,17 @@ def follow_ideas(
         spread.add(values)
         _screen(idea, values, statistics.fmean(known), spread.find(), goal)
     passed = [idea for idea in screened if idea.stage == "confirming"]
-    fresh = []
+    fresh = {}
     if is_ready:
-        fresh = [place for place in places[baseline] if place > screening_of_baseline[-1]]
+        last = screening_of_baseline[-1]
+        fresh = {place: runs[place].seed for place in places[baseline] if place > last}
     for number, idea in enumerate(passed, start=1):
         idea.number = number
         idea.runs = count_runs(find_level(number), test)
-        further = places[idea.name][SCREEN_RUNS:]
-        if not test.is_paired:
-            idea.confirmation = further[: idea.runs]
-            idea.baseline = fresh[: idea.runs]
-        else:
-            matched = _match_seeds(runs, further, fresh)[: idea.runs]
-            idea.confirmation = [place for place, _ in matched]
-            idea.baseline = [place for _, place in matched]
+        further = {place: runs[place].seed for place in places[idea.name][SCREEN_RUNS:]}
+        chosen, chosen_baseline = test.choose_places(further, fresh)
+        idea.confirmation = chosen[: idea.runs]
+        idea.baseline = chosen_baseline[: idea.runs]
         if min(len(idea.confirmation), len(idea.baseline)) == idea.runs:
             idea.stage = "judged"
     return ideas
@@ -177,16 +174,3 @@ def _list_values(runs: Sequence[CellRecord], places: list[int]) -> list[float]:
         if value is not None:
             values.append(value)
     return values
-
-
-def _match_seeds(
-    runs: Sequence[CellRecord], places: list[int], baseline: list[int]
-) -> list[tuple[int, int]]:
-    """Return pairs of places with one seed, in the order in which the later one of both ended."""
-    by_seed = {runs[place].seed: place for place in baseline}
-    matched = []
-    for place in places:
-        partner = by_seed.get(runs[place].seed)
-        if partner is not None:
-            matched.append((place, partner))
-    return sorted(matched, key=max)
