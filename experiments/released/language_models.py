@@ -15,8 +15,8 @@ from lit_attn.config.cell import Cell
 from lit_attn.data.text.batches import Tokens
 from lit_attn.data.text.tokenizers import GptNeox
 from lit_attn.files import read_text, write_atomic
-from lit_attn.generate import load_gpt
 from lit_attn.hub import load_exported
+from lit_attn.hub.generate import load_gpt
 from lit_attn.schema.errors import ConfigError, OneLineParser, from_one
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ NOT_TRAINING = (
     "ablate/",
     "bench/",
     "doctor/",
+    "hub/",
     "report/",
     "__main__.py",
     "generate.py",

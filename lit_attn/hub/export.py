@@ -5,7 +5,6 @@ this machine (config.json), and a model card (README.md). `lit_attn.load_exporte
 network.
 """
 
-import sys
 from pathlib import Path
 
 from lit_attn.schema.errors import OneLineParser, command, program
@@ -27,12 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trust-code", action="store_true", help=TRUST_HELP)
     options = parser.parse_args(arguments)
     # Imported here, because --help imports no PyTorch.
-    from lit_attn.hub import export
+    from lit_attn.hub.folder import export
 
     out = options.out or options.cell / "hub"
     print(export(options.cell, out, trust_code=options.trust_code))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

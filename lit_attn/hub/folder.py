@@ -1,9 +1,8 @@
-"""Exchange of trained models in the layout of the Hugging Face hub.
+"""Folders in the layout of the Hugging Face hub.
 
 `export` writes a folder with the weights (model.safetensors), the configuration of the cell without
 the paths of this machine (config.json), a model card (README.md), and the code in `parts` if the
-network needs it. `load_exported` returns the network of such a folder. The command is
-lit_attn.export.
+network needs it. `read` returns the network of such a folder.
 """
 
 import pickle
@@ -84,13 +83,9 @@ def _exported_fields(cell: Cell) -> dict[str, Any]:
     return fields
 
 
-def load_exported(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
-    """Return the network of an exported folder in evaluation mode, on the CPU.
-
-    Raises ConfigError for a folder that was not exported, and for one whose network or data need
-    code of their own (`mine:Net`, `parts`), unless you trust that code (`trust_code`).
-    """
-    path = Path(folder) / "config.json"
+def read(folder: Path, *, trust_code: bool) -> nn.Module:
+    """Return the network of an exported folder in evaluation mode, on the CPU."""
+    path = folder / "config.json"
     weights = path.with_name("model.safetensors")
     remedy = "set trust_code=True"
     with Cell.open_foreign(path, is_trusted=trust_code, remedy=remedy) as cell:

@@ -16,7 +16,7 @@ from helpers.training_cells import digits_cell, folder_of, text_cell
 from lit_attn.attention.spec import PRESETS
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
-from lit_attn.generate import decode_pieces, load_gpt, main
+from lit_attn.hub.generate import decode_pieces, load_gpt, main
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import format_yaml, parse_plain
 
@@ -227,7 +227,7 @@ def test_a_closed_pipe_ends_the_program_quietly(run: Path) -> None:
 def test_a_terminal_executes_no_generated_escape_sequence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_attn.generate.generate", lambda options: iter(["a\n\x1b[2J"]))
+    monkeypatch.setattr("lit_attn.hub.generate.generate", lambda options: iter(["a\n\x1b[2J"]))
     for is_terminal, text in ((False, "a\n\x1b[2J\n"), (True, "a\n\\x1b[2J\n")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer)
         assert main(["run", "--prompt", "a"]) == 0
@@ -236,7 +236,7 @@ def test_a_terminal_executes_no_generated_escape_sequence(
 
 def test_help_imports_no_torch() -> None:
     code = (
-        "import sys, lit_attn.generate as g\n"
+        "import sys, lit_attn.hub.generate as g\n"
         "try: g.main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)"
