@@ -181,7 +181,8 @@ COMPARED: dict[str, Entry] = {
         "form of the released configurations. The paper's text has a factor of the norm that "
         "grows with depth instead of the gate: `filter: {gate: false, rescale: depth}`. Without "
         "causal order, which the paper does not have, a kernel sees keys after the query, but no "
-        "later queries. The weights are formed for all queries at once.",
+        "later queries. The weights are formed for all queries at once. `weights`, `head_maps`, "
+        "`norm` and `gate` can be false each; the authors' toy task has none of them.",
         "{preset: multi-token, filter: {queries: 3, keys: 5}}",
     ),
     "differential-2": Entry(

@@ -92,7 +92,8 @@ PARITY = {
         "facebookresearch/RAM",
         "e6f051fbcfaef4cab69bf2ea1b25f500f94c0c64",
         "projects/mta/mta_transformer.py",
-        "With kernels of 3 queries and 5 keys and groups of 3 of 6 heads, without rotation.",
+        "With kernels of 3 queries and 5 keys and groups of 3 of 6 heads, without rotation; and "
+        "the layer of its toy task, with kernels of 2 queries and 9 keys of the logits alone.",
     ),
     "differential-2": link(
         "microsoft/unilm",

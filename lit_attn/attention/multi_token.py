@@ -34,14 +34,18 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
     in the released code: each head has a kernel over the last queries and the keys around a key; an
     H x H map mixes the heads' logits, and one map of each group of heads the weights; the heads
     then have an RMSNorm with shared weights and a gate sigmoid(h w + b). The paper multiplies the
-    norm by a factor of the layer instead of the gate: `gate: false, rescale: depth`.
+    norm by a factor of the layer instead of the gate: `gate: false, rescale: depth`. The paper's
+    toy task has the kernel of the logits alone: `weights`, `head_maps`, `norm`, `gate: false`.
     """
 
     queries: int = Field(6, ge=1, description="queries of a kernel: the query and those before it")
     keys: int = Field(11, ge=1, description="keys of a kernel, an odd number, around the key")
+    weights: bool = Field(True, description="convolve and map the weights as well as the logits")
+    head_maps: bool = Field(True, description="mix the logits, or weights, of the heads by maps")
     group: PositiveInt | None = Field(
         None, description="heads whose weights are mixed with each other; null: all"
     )
+    norm: bool = Field(True, description="RMSNorm of each head's weighted sum")
     rescale: Literal["none", "depth"] = Field(
         "none",
         description="factor of the norm; depth: 0.2 + 0.6 exp(-0.3 l) in layer l, from 0",
@@ -52,6 +56,13 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
     def _has_a_middle_key(self) -> None:
         if self.keys % 2 == 0:
             raise ValueError(f"keys: {self.keys} keys have no middle; choose an odd number")
+
+    @consistency_check
+    def _options_have_an_effect(self) -> None:
+        if self.group is not None and not (self.weights and self.head_maps):
+            raise ValueError("group: needs maps of the weights; remove it")
+        if self.rescale != "none" and not self.norm:
+            raise ValueError("rescale: multiplies the norm; write `norm: true` or remove it")
 
     def check_heads(self, heads: int) -> None:
         if self.group is not None and heads % self.group:
@@ -73,16 +84,22 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
         convolved = convolve_pairs(
             set_hidden_to_zero(logits, visible, present), module.logit_kernel
         )
+        if not self.head_maps:
+            return convolved
         return torch.einsum("gh,bhij->bgij", module.logit_heads, convolved)
 
     def reference_weights(
         self, module: Any, weights: Tensor, visible: Tensor, present: Tensor | None
     ) -> Tensor:
         """Golovneva et al. 2025, section 3: the same of the weights, with maps of groups."""
+        if not self.weights:
+            return weights
         convolved = convolve_pairs(
             set_hidden_to_zero(weights, visible, present), module.weight_kernel
         )
         convolved = convolved.masked_fill(~visible, 0)
+        if not self.head_maps:
+            return convolved
         group = module.weight_heads.shape[-1]
         mixed = []
         for number, matrix in enumerate(module.weight_heads):
@@ -92,8 +109,10 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
 
     def reference_heads(self, module: Any, heads: Tensor) -> Tensor:
         """Golovneva et al. 2025, released code: RMSNorm with shared weights, times a gate."""
-        mean_square = heads.square().mean(-1, keepdim=True)
-        normed = module.factor * module.norm * heads / (mean_square + EPS).sqrt()
+        normed = heads
+        if self.norm:
+            mean_square = heads.square().mean(-1, keepdim=True)
+            normed = module.factor * module.norm * heads / (mean_square + EPS).sqrt()
         if module.gate is None:
             return normed
         return normed / (1 + torch.exp(-module.gate(normed)))
@@ -111,11 +130,16 @@ class MultiToken(Filter):
         group = part.group or heads
         size = (heads, part.queries, part.keys)
         self.width = shape.dim
-        self.logit_kernel = nn.Parameter(torch.empty(size, **shape.options))
-        self.weight_kernel = nn.Parameter(torch.empty(size, **shape.options))
-        self.logit_heads = nn.Parameter(torch.empty(heads, heads, **shape.options))
-        self.weight_heads = nn.Parameter(torch.empty(heads // group, group, group, **shape.options))
-        self.norm = nn.Parameter(torch.empty(shape.head_dim, **shape.options))
+
+        def make(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(sizes, **shape.options))
+
+        self.logit_kernel = make(*size)
+        self.weight_kernel = make(*size) if part.weights else None
+        self.logit_heads = make(heads, heads) if part.head_maps else None
+        has_weight_maps = part.weights and part.head_maps
+        self.weight_heads = make(heads // group, group, group) if has_weight_maps else None
+        self.norm = make(shape.head_dim) if part.norm else None
         self.gate: nn.Linear | None = None
         if part.gate:
             self.gate = nn.Linear(shape.head_dim, 1, **shape.options)
@@ -126,12 +150,15 @@ class MultiToken(Filter):
         """Start as the standard layer before the norm, as in the released code."""
         with torch.no_grad():
             for kernel in (self.logit_kernel, self.weight_kernel):
-                kernel.zero_()
-                # The query itself is the last row, and the key itself the middle column.
-                kernel[:, -1, self.part.keys // 2] = 1
-            self.logit_heads.copy_(torch.eye(len(self.logit_heads)))
-            self.weight_heads.copy_(torch.eye(self.weight_heads.shape[-1]))
-            self.norm.fill_(1)
+                if kernel is not None:
+                    kernel.zero_()
+                    # The query itself is the last row, and the key itself the middle column.
+                    kernel[:, -1, self.part.keys // 2] = 1
+            for maps in (self.logit_heads, self.weight_heads):
+                if maps is not None:
+                    maps.copy_(torch.eye(maps.shape[-1]))
+            if self.norm is not None:
+                self.norm.fill_(1)
         if self.gate is not None:
             std = self.width**-0.5
             nn.init.trunc_normal_(self.gate.weight, std=std, a=-3 * std, b=3 * std)
@@ -146,17 +173,23 @@ class MultiToken(Filter):
     ) -> Tensor:
         with without_autocast(a):
             a = self._convolve(_zero_hidden(wide(a), visible, masks), self.logit_kernel, cache, "s")
+            if self.logit_heads is None:
+                return a
             return torch.einsum("gh,bhij->bgij", wide(self.logit_heads), a)
 
     def filter_weights(
         self, a: Tensor, visible: Tensor | None, masks: Masks, cache: Cache | None
     ) -> Tensor:
+        if self.weight_kernel is None:
+            return a
         dtype = a.dtype
         with without_autocast(a):
             shown = _zero_hidden(wide(a), visible, masks)
             convolved = self._convolve(shown, self.weight_kernel, cache, "a")
             if visible is not None:
                 convolved = convolved.masked_fill(~visible, 0)
+            if self.weight_heads is None:
+                return convolved.to(dtype)
             grouped = convolved.unflatten(1, self.weight_heads.shape[:2])
             mixed = torch.einsum("kgh,bkhij->bkgij", wide(self.weight_heads), grouped)
             return mixed.flatten(1, 2).to(dtype)
@@ -183,7 +216,9 @@ class MultiToken(Filter):
 
     def finish(self, heads: Tensor) -> Tensor:
         """Return the norm of each head with shared weights, times a gate from the norm's result."""
-        normed = self.factor * F.rms_norm(wide(heads), heads.shape[-1:], wide(self.norm), eps=EPS)
+        normed = wide(heads)
+        if self.norm is not None:
+            normed = self.factor * F.rms_norm(normed, heads.shape[-1:], wide(self.norm), eps=EPS)
         if self.gate is not None:
             opened = torch.sigmoid(wide(self.gate(normed.to(self.gate.weight.dtype))))
             normed = normed * opened

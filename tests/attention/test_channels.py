@@ -243,6 +243,14 @@ def test_maps_start_as_the_identity(name: str) -> None:
         ({"residual": "value", "filter": "selective"}, "filter: 'selective' has no effect"),
         ({"filter": "selective", "window": 4}, "window: filter 'selective' needs the logits of"),
         ({"filter": {"kind": "multi-token", "keys": 4}}, "filter: keys: 4 keys have no middle"),
+        (
+            {"filter": {"kind": "multi-token", "head_maps": False, "group": 2}},
+            "filter: group: needs maps of the weights; remove it",
+        ),
+        (
+            {"filter": {"kind": "multi-token", "norm": False, "rescale": "depth"}},
+            "filter: rescale: multiplies the norm; write `norm: true` or remove it",
+        ),
         ({"pair": "difference", "normaliser": "differential"}, "both subtract heads; remove one"),
         ({"residual": "value", "pair": "difference"}, "pair: 'difference' has no effect"),
         ({"residual": "value", "bias": "t5"}, "bias: 't5' has no effect"),
@@ -298,6 +306,63 @@ def test_the_norm_of_multi_token_attention_can_shrink_with_depth() -> None:
     heads = torch.randn(1, HEADS, 3, 6, dtype=torch.double)
     squares = network[0].filter.finish(heads).square().mean(-1)
     torch.testing.assert_close(squares, torch.full_like(squares, 0.64), rtol=1e-3, atol=0)
+
+
+TOY_TASK = {
+    "filter": {
+        "kind": "multi-token",
+        "queries": 2,
+        "keys": 9,
+        "weights": False,
+        "head_maps": False,
+        "norm": False,
+        "gate": False,
+    }
+}
+"""The layer with which its authors trained their toy task."""
+
+
+def attend_with_kernels(
+    q: Tensor, k: Tensor, v: Tensor, kernels: Tensor, head: int, row: int
+) -> Tensor:
+    """Return the sum of values of one query: a 2 x 9 kernel over the logits, then a softmax."""
+    logits = []
+    for key in range(row + 1):
+        total = q.new_zeros(())
+        for u in (0, 1):
+            for w in range(9):
+                other_query, other_key = row - 1 + u, key - 4 + w
+                if 0 <= other_key <= other_query:
+                    logit = q[head, other_query] @ k[head, other_key] / math.sqrt(q.shape[-1])
+                    total = total + kernels[head, u, w] * logit
+        logits.append(total)
+    return torch.stack(logits).softmax(0) @ v[head, : row + 1]
+
+
+def test_the_layer_of_the_toy_task_is_a_kernel_over_logits_alone() -> None:
+    layer = build(TOY_TASK)
+    assert [name for name, _ in layer.filter.named_parameters()] == ["logit_kernel"]
+    # It starts as the standard layer.
+    assert_standard(layer, is_causal=True)
+    kernels = layer.filter.logit_kernel
+    assert kernels.shape == (HEADS, 2, 9)
+    with torch.no_grad():
+        kernels.copy_(torch.randn(kernels.shape))
+    x = tokens(7)[:1]
+    q, k, v = layer.qkv(x)[0].unflatten(-1, (3, HEADS, -1)).movedim(0, 2).unbind(0)
+    rows = []
+    for row in range(7):
+        heads = [attend_with_kernels(q, k, v, kernels, head, row) for head in range(HEADS)]
+        rows.append(torch.cat(heads))
+    expected = layer.proj(torch.stack(rows))
+    output = layer(x, is_causal=True)[0]
+    torch.testing.assert_close(output, expected)
+    chosen = torch.randn_like(output)
+    parameters = list(layer.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(output, parameters, chosen),
+        torch.autograd.grad(expected, parameters, chosen),
+    )
 
 
 def test_groups_of_heads_must_divide_them() -> None:

@@ -288,7 +288,10 @@ def selective(released: Released, x: Tensor, p: Tensors, number: int) -> Tensor:
 
 
 def multi_token(released: Released, x: Tensor, p: Tensors, number: int) -> Tensor:
-    """Attention of the configuration files; a softmax that is changed in place is copied."""
+    """Attention of the configuration files; a softmax that is changed in place is copied.
+
+    The configuration file of the toy task has only the kernel of the logits.
+    """
     code = released.load(
         "multi-token",
         ("Attention", "RMSNorm"),
@@ -303,19 +306,20 @@ def multi_token(released: Released, x: Tensor, p: Tensors, number: int) -> Tenso
         },
     )
     _, queries, keys = p["filter.logit_kernel"].shape
+    is_toy = "filter.weight_kernel" not in p
     arguments = SimpleNamespace(
         use_mta=True,
         query_kernel_size=queries,
         key_kernel_size=keys,
-        pre_sm_linear_head=True,
-        after_sm_query_kernel_size=queries,
-        after_sm_key_kernel_size=keys,
-        head_kernel_size=p["filter.weight_heads"].shape[-1],
+        pre_sm_linear_head=not is_toy,
+        after_sm_query_kernel_size=None if is_toy else queries,
+        after_sm_key_kernel_size=None if is_toy else keys,
+        head_kernel_size=None if is_toy else p["filter.weight_heads"].shape[-1],
         post_sm_linear_head=False,
         pad_key="both",
         init_method="identity",
-        group_norm=True,
-        add_gating=True,
+        group_norm=not is_toy,
+        add_gating=not is_toy,
         gate_1d=True,
         layer_norm_rescale=False,
     )
@@ -327,11 +331,14 @@ def multi_token(released: Released, x: Tensor, p: Tensors, number: int) -> Tenso
         "wv.weight": v,
         "wo.weight": p["proj.weight"],
         "mta_kernel": p["filter.logit_kernel"].unsqueeze(1),
-        "wpsm.weight": p["filter.logit_heads"],
-        "mta_kernel_after_sm": p["filter.weight_kernel"].unsqueeze(1),
-        "head_kernel": p["filter.weight_heads"].mT,
-        "subln.weight": p["filter.norm"],
-        "gate.weight": p["filter.gate.weight"],
-        "gate.bias": p["filter.gate.bias"],
     }
+    if not is_toy:
+        state |= {
+            "wpsm.weight": p["filter.logit_heads"],
+            "mta_kernel_after_sm": p["filter.weight_kernel"].unsqueeze(1),
+            "head_kernel": p["filter.weight_heads"].mT,
+            "subln.weight": p["filter.norm"],
+            "gate.weight": p["filter.gate.weight"],
+            "gate.bias": p["filter.gate.bias"],
+        }
     return cast(Tensor, functional_call(module, state, (x, torch.zeros(TOKENS))))

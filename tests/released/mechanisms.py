@@ -113,6 +113,17 @@ def record_case(case: Case, released: Released) -> Arrays:
 
 T5: dict[str, Any] = {"bias": {"kind": "t5", "buckets": 8, "max_distance": 16}}
 GROUPED: dict[str, Any] = {"preset": "multi-token", "filter": {"group": 3, "queries": 3, "keys": 5}}
+TOY_TASK: dict[str, Any] = {
+    "filter": {
+        "kind": "multi-token",
+        "queries": 2,
+        "keys": 9,
+        "weights": False,
+        "head_maps": False,
+        "norm": False,
+        "gate": False,
+    }
+}
 CASES = {
     "gated": Case("gated", "gated", mechanism_layers.gated),
     "gated-heads": Case("gated-heads", "gated", mechanism_layers.gated),
@@ -137,8 +148,9 @@ CASES = {
     "selective": Case("selective", "selective", mechanism_layers.selective),
     "differential-2": Case("differential-2", "differential-2", mechanism_layers.differential_2),
     "multi-token": Case(GROUPED, "multi-token", mechanism_layers.multi_token),
+    "multi-token-toy-task": Case(TOY_TASK, "multi-token", mechanism_layers.multi_token),
 }
-"""The recorded mechanisms, by the name of the preset."""
+"""The recorded mechanisms, by the name of the preset, or of a choice of its parts."""
 
 RECORDS = FOLDER / "mechanisms.npz"
 
