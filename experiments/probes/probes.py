@@ -7,9 +7,12 @@ names the files that it needs under `parts`. A probe of your own is one more cla
 Shapes: B sequences, n tokens. tokens and targets: (B, n) int64; a target of -100 does not count.
 """
 
+import inspect
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,11 +21,12 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from lit_attn.data.base import TokenData
+from lit_attn.data.kept import keep_arrays
 from lit_attn.data.module import EvaluationLoader, TokenDataModule, numpy_generator
 from lit_attn.data.sets import digest
 from lit_attn.data.text.ids import IGNORED
 from lit_attn.floors.base import Floor
-from lit_attn.schema.base import consistency_check
+from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.signatures import TokenStream
 from lit_attn.tasks.task import MetricInfo, Task, percent
 
@@ -34,7 +38,7 @@ FIXED = 0
 GUESSING = "guessing"
 """Name of the floor."""
 
-ROWS_AT_ONCE = 1000  # Fixed rows that are drawn together.
+ROWS_AT_ONCE = 1000  # Fixed rows that are drawn or hashed together.
 SOLVED = 0.9
 """Accuracy from which a probe counts as solved."""
 
@@ -71,6 +75,9 @@ class Probe(TokenData):
         None,
         description="training sequences that are drawn once, equal for all seeds, and read in "
         "random orders; null: new sequences in each step",
+    )
+    root: Path = outside_identity(
+        Path("data/probes"), "folder in which the first cell keeps the fixed `rows`"
     )
     eval_batch_size: PositiveInt = Field(256, description="sequences of an evaluation batch")
     eval_sequences: PositiveInt = Field(512, description="evaluated sequences of each split")
@@ -115,6 +122,10 @@ class Probe(TokenData):
         """Return the number of tokens of a sequence of `split`."""
         return self.context if split == LONGER else self.length
 
+    def input_paths(self) -> list[Path]:
+        """Return no files: kept rows follow from the keys."""
+        return []
+
     def signature(self) -> ProbeTokens:
         return ProbeTokens(self.vocabulary, self.context, floor=self.floor)
 
@@ -132,9 +143,9 @@ class ProbeData(TokenDataModule):
         self.splits = ["val", "test"]
         if probe.longer is not None:
             self.splits.append(LONGER)
-        self.fixed: tuple[Ids, Ids] | None = None
+        self.fixed: tuple[NDArray[Any], NDArray[Any]] | None = None
         if probe.rows is not None:
-            self.fixed = draw_rows(probe, probe.rows)
+            self.fixed = read_rows(probe, probe.rows)
         self.sequences: dict[str, tuple[Ids, Ids]] = {}
         for split in self.splits:
             drawn = numpy_generator(FIXED, split, 0)
@@ -148,13 +159,13 @@ class ProbeData(TokenDataModule):
                 numpy_generator(FIXED, "train", 0), 8, self.probe.length, True
             )
         evaluated = [array for arrays in self.sequences.values() for array in arrays]
-        return digest([*training, *evaluated])
+        return digest(cut_to_ids([*training, *evaluated]))
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         if self.fixed is not None:
             # A pass has the complete batches of an order of its own.
             chosen = self.rows(step, self._draw_order, len(self.fixed[0]) // self.batch_size)
-            tokens, targets = (array[chosen] for array in self.fixed)
+            tokens, targets = (array[chosen].astype(np.int64) for array in self.fixed)
         else:
             drawn = numpy_generator(self.seed, "batch", step)
             tokens, targets = self.probe.draw(drawn, self.batch_size, self.probe.length, True)
@@ -187,16 +198,41 @@ class ProbeData(TokenDataModule):
         return self.padded_loader(range(len(tokens)), collate)
 
 
-def draw_rows(probe: Probe, count: int) -> tuple[Ids, Ids]:
-    """Return the tokens and targets of fixed training rows; some at a time, to save memory."""
+def read_rows(probe: Probe, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the tokens and targets of fixed training rows, which the first cell draws and keeps.
+
+    A probe whose code has changed is drawn anew.
+    """
+    own_keys = set(type(probe).model_fields) - set(Probe.model_fields)
+    keys = probe.model_dump(mode="json", include={*own_keys, "kind", "length"})
+    classes = [member for member in type(probe).__mro__ if issubclass(member, Probe)]
+    code = digest(Path(inspect.getfile(member)).read_bytes() for member in classes)
+    recipe = [keys, count, code]
+    kept = keep_arrays(probe.root, "rows", recipe, lambda: draw_rows(probe, count))
+    return kept["tokens"], kept["targets"]
+
+
+def draw_rows(probe: Probe, count: int) -> dict[str, NDArray[Any]]:
+    """Return the tokens and targets of fixed training rows, as narrow integers.
+
+    Some are drawn at a time, to save memory.
+    """
     drawn = numpy_generator(FIXED, "rows", 0)
-    tokens, targets = [], []
+    narrow = np.min_scalar_type(min(-probe.vocabulary, IGNORED))
+    shape = (count, probe.length)
+    tokens, targets = np.empty(shape, narrow), np.empty(shape, narrow)
     for start in range(0, count, ROWS_AT_ONCE):
-        size = min(ROWS_AT_ONCE, count - start)
-        part_tokens, part_targets = probe.draw(drawn, size, probe.length, True)
-        tokens.append(part_tokens)
-        targets.append(part_targets)
-    return np.concatenate(tokens), np.concatenate(targets)
+        part = slice(start, min(start + ROWS_AT_ONCE, count))
+        size = part.stop - part.start
+        tokens[part], targets[part] = probe.draw(drawn, size, probe.length, True)
+    return {"tokens": tokens, "targets": targets}
+
+
+def cut_to_ids(arrays: Iterable[NDArray[Any]]) -> Iterator[Ids]:
+    """Yield all rows of the arrays as int64, some at a time, to save memory."""
+    for array in arrays:
+        for start in range(0, len(array), ROWS_AT_ONCE):
+            yield array[start : start + ROWS_AT_ONCE].astype(np.int64)
 
 
 class ProbeTaskConfig(Task, kind="probe"):

@@ -349,27 +349,6 @@ def test_metrics_count_only_targets() -> None:
     torch.testing.assert_close(sums[:, 0].sum() / 3, expected)
 
 
-def test_fixed_rows_are_read_once_in_each_pass() -> None:
-    chosen = recall.RecallConfig(ids=16, length=16, rows=12, batch_size=4, fill="zeros")
-    passes = []
-    for seed in (0, 1):
-        data = chosen.build(seed, CPU)
-        for number in range(2):
-            steps = range(3 * number, 3 * number + 3)
-            passes.append([tuple(row) for step in steps for row in data.batch(step)[0].tolist()])
-    # All seeds have the same rows, in orders of their own.
-    assert len({tuple(sorted(rows)) for rows in passes}) == 1
-    assert len({tuple(rows) for rows in passes}) == 4
-    fixed = chosen.build(0, CPU)
-    assert fixed.fingerprint() == chosen.build(1, CPU).fingerprint()
-    more = chosen.model_copy(update={"rows": 16})
-    assert fixed.fingerprint() != more.build(0, CPU).fingerprint()
-    # Eight tokens of pairs and four queries leave four zeros.
-    assert all(row.count(0) == 4 for row in passes[0])
-    with pytest.raises(ValidationError, match="rows: 3 fill no batch of 4"):
-        recall.RecallConfig(ids=16, length=16, rows=3, batch_size=4)
-
-
 @pytest.mark.parametrize("kind", ["gpt", "compressor", "adaptive"])
 def test_logits_of_targets_are_those_of_all_tokens(kind: str) -> None:
     keys: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}

@@ -7,27 +7,23 @@ Sources: Nangia & Bowman 2018, arXiv:1804.06028; Tay et al. 2021, arXiv:2011.040
 (github.com/google-research/long-range-arena; docs/setups.md, section 9).
 """
 
-import hashlib
-import io
-import json
 import random
 import statistics
-import zipfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from lit_attn.data.base import require_path
+from lit_attn.data.kept import Arrays, keep_arrays
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.ids import SPLITS
 from lit_attn.data.text.labelled import Labelled, Sample
 from lit_attn.data.text.streams import read_text
-from lit_attn.files import one_at_a_time, write_atomic
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 
@@ -130,39 +126,27 @@ def read_listops(data: ListOps) -> dict[str, list[Sample]]:
     return splits
 
 
-def _read_drawn(data: ListOps) -> dict[str, NDArray[Any]]:
-    """Return ids, lengths and values of the expressions; draw and write them if no file has them.
-
-    Cells that start at once wait for the first. Raises ConfigError if the folder is not writable.
-    """
+def _read_drawn(data: ListOps) -> Arrays:
+    """Return ids, lengths and values of the expressions, which the first cell draws."""
     count = sum(getattr(data, split) for split in SPLITS)
     recipe = [VERSION, GENERATOR_SEED, data.lengths, data.depth, data.arguments, count]
-    path = data.root / f"{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]}.npz"
-    try:
-        data.root.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(data.root, "listops"):
-            if not path.is_file():
-                write_atomic(path, _draw(data, count))
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in ("ids", "lengths", "values")}
-    except OSError as error:
-        raise ConfigError(f"data.root: {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data.root: {path} is damaged; delete it") from error
+    return keep_arrays(data.root, "listops", recipe, lambda: _draw(data, count))
 
 
-def _draw(data: ListOps, count: int) -> bytes:
-    """Return an .npz file of `count` expressions: all ids, and length and value of each one."""
+def _draw(data: ListOps, count: int) -> Arrays:
+    """Return `count` expressions: all ids, and length and value of each one."""
     ids: list[NDArray[np.uint8]] = []
     values: list[int] = []
     expressions = generate(GENERATOR_SEED, data.lengths, data.depth, data.arguments)
     for expression, value in islice(expressions, count):
         ids.append(np.asarray(expression, np.uint8))
         values.append(value)
-    content = io.BytesIO()
     lengths = np.asarray([len(expression) for expression in ids], np.int64)
-    np.savez(content, ids=np.concatenate(ids), lengths=lengths, values=np.asarray(values, np.uint8))
-    return content.getvalue()
+    return {
+        "ids": np.concatenate(ids),
+        "lengths": lengths,
+        "values": np.asarray(values, np.uint8),
+    }
 
 
 def _read_file(path: Path) -> list[Sample]:
