@@ -79,7 +79,7 @@ their times.
 These are estimates; nothing was measured on a GPU. Weights, gradients and states of Adam take 16
 bytes for each parameter, so a model of 6.9 billion parameters needs several GPUs of 80 GB with
 `training.strategy: fsdp`
-([running.md](running.md#models-that-need-more-memory-than-a-device-has)). The first command below
+([devices.md](devices.md#models-that-need-more-memory-than-a-device-has)). The first command below
 trains the row of DCMHA's Table 6 that fits one GPU of 80 GB, the second one the next row on four of
 them, as a side study.
 
