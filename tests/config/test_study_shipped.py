@@ -116,7 +116,7 @@ def test_the_default_study_has_every_sensible_point_of_the_product() -> None:
 
 
 def test_the_examples_of_the_documentation_expand(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "studies.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("studies.md", "fair.md"))
     examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     counts = {}
     for example in examples:

@@ -1,4 +1,4 @@
-"""Tests of docs/own-data.md: its study and experiments run as printed."""
+"""Tests of the pages about data of the user: their study and experiments run as printed."""
 
 import io
 import json
@@ -44,13 +44,15 @@ def write_folders(root: Path) -> None:
             Image.fromarray((image * 15).astype(np.uint8)).save(path)
 
 
-def blocks() -> list[str]:
-    """Return the pieces of YAML on the page."""
-    text = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+def blocks(page: str) -> list[str]:
+    """Return the pieces of YAML on a page."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
 
 
-EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in blocks()[2:]}
+OWN, STUDY, *OTHERS = blocks("own-data.md")
+NAMED = [*OTHERS, *blocks("text-data.md"), blocks("segmentation.md")[0]]
+EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in NAMED}
 
 
 def write_shards(root: Path) -> None:
@@ -151,14 +153,14 @@ def test_each_kind_of_data_on_the_page_trains(
     page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\|.*`{name}`.*\|$", page, re.MULTILINE)
     metric = re.search(r"metric: \{.*?\}", row)
-    study = blocks()[1] + (f"    {metric[0]}\n" if metric else "")
+    study = STUDY + (f"    {metric[0]}\n" if metric else "")
     run(EXPERIMENTS[name], study, tmp_path)
 
 
 @pytest.mark.slow
 def test_the_study_of_the_page_runs(tmp_path: Path) -> None:
     write_npz(tmp_path / "images.npz")
-    run(*blocks()[:2], tmp_path)
+    run(OWN, STUDY, tmp_path)
 
 
 def test_the_page_has_every_key_of_own_images() -> None:

@@ -35,7 +35,7 @@ def count_nights(results: Sequence[tuple[int, bool]]) -> tuple[int, int]:
 
 
 def test_the_page_has_the_shares_of_200_recorded_nights() -> None:
-    page = (ROOT / "docs/agents.md").read_text("utf-8")
+    page = (ROOT / "docs/simulations.md").read_text("utf-8")
     section = page.partition("\n## A simulated night\n")[2].partition("\n## ")[0]
     recorded = read_nights()
     assert recorded.keys() == nights.AGENTS.keys()

@@ -59,7 +59,7 @@ def simulate(
 
 
 class Row(NamedTuple):
-    """Row of the table in docs/statistics.md, whose lists are normal, heavy-tailed and skewed."""
+    """Row of the table in docs/simulations.md, whose lists are normal, heavy-tailed and skewed."""
 
     variants: int
     all_seeds: float
@@ -72,8 +72,8 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    """Return the rows of the section "Screening" of docs/statistics.md."""
-    page = (ROOT / "docs/statistics.md").read_text("utf-8")
+    """Return the rows of the section "Screening" of docs/simulations.md."""
+    page = (ROOT / "docs/simulations.md").read_text("utf-8")
     section = page.partition("\n## Screening\n")[2].partition("\n## ")[0]
     rows = []
     for line in section.splitlines():

@@ -47,7 +47,7 @@ def test_one_study_and_errors_of_zero_have_no_estimate() -> None:
 
 @pytest.mark.parametrize(("spread", "fewest", "most"), [(0.0, 950, 1000), (0.5, 920, 980)])
 def test_the_interval_covers_the_true_mean(spread: float, fewest: int, most: int) -> None:
-    """For five studies; docs/statistics.md states these shares."""
+    """For five studies; docs/simulations.md states these shares."""
     generator = np.random.default_rng(3)
     errors = [0.1, 0.2, 0.3, 0.2, 0.15]
     covered = 0

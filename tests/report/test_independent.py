@@ -88,7 +88,7 @@ def test_the_public_runs_of_xsa_have_one_answer_under_every_numbering() -> None:
         (variant,) = judged.variants
         assert variant.difference is not None
         answers.add((variant.verdict, round(variant.difference.mean, 8), round(variant.p or 0, 8)))
-    # 31,824 divisions of 18 runs into 7 and 11, and Welch's interval of docs/statistics.md.
+    # 31,824 divisions of 18 runs into 7 and 11, and Welch's interval of docs/methods.md.
     assert answers == {("better", -0.00097143, 0.03302539)}
     assert judged.test == "permutations of independent runs, studentised (31,824 all permutations)"
     (warning,) = judged.warnings

@@ -1,4 +1,4 @@
-"""Examples of docs/judge.md: the files of the page, its commands, and what they print."""
+"""Examples of judge on the pages: their files, their commands, and what they print."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,17 @@ from helpers.paths import ROOT
 from lit_attn.__main__ import main
 
 PAGE = ROOT / "docs" / "judge.md"
+EXAMPLES = {"judge": 8, "agents": 1}
+"""Number of commands on each page."""
+
 FILE = re.compile(r"^\*\*(\S+)\*\*\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ lit-attn (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, page: Path = PAGE) -> None:
     """Write the files of the page."""
-    for name, text in FILE.findall(PAGE.read_text()):
+    for name, text in FILE.findall(page.read_text()):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -34,14 +37,16 @@ def run_examples(text: str, capsys: pytest.CaptureFixture[str]) -> str:
     return text
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_every_command_prints_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_files(tmp_path)
+    page = PAGE.with_stem(name)
+    write_files(tmp_path, page)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    text = PAGE.read_text()
-    assert len(COMMAND.findall(text)) == 9
+    text = page.read_text()
+    assert len(COMMAND.findall(text)) == EXAMPLES[name]
     assert run_examples(text, capsys) == text
 
 

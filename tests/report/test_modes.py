@@ -38,14 +38,14 @@ def is_split(values: Floats) -> bool:
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_values_with_one_mode_rarely_have_two_groups(kind: str) -> None:
-    """docs/statistics.md prints the shares of the simulated studies."""
+    """docs/simulations.md prints the shares of the simulated studies."""
     generator = np.random.default_rng(0)
     shares = []
     for shape in SHAPES:
         warned = sum(is_split(DRAWS[kind](generator, shape)) for _ in range(STUDIES))
         shares.append(warned / STUDIES)
     assert max(shares) <= LARGEST[kind]
-    page = (ROOT / "docs" / "statistics.md").read_text("utf-8")
+    page = (ROOT / "docs" / "simulations.md").read_text("utf-8")
     printed = " | ".join(f"{share:.4f}".removeprefix("0") for share in shares)
     assert f"| {kind} | {printed} |" in page
 

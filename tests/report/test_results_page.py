@@ -175,13 +175,13 @@ def compare_intervals(study: str) -> float:
     return float(np.median(ratios))
 
 
-def test_the_page_of_statistics_says_what_pairing_gains() -> None:
+def test_the_page_of_simulations_says_what_pairing_gains() -> None:
     # Two seeds have no interval that is worth comparing, and one variant has no difference.
     studies = [path.parent.name for path in EVIDENCE.glob("*/table.csv")]
     studies = [study for study in studies if count_seeds(study) > 2]
     studies = [study for study in studies if write_results.variants(study) != "1"]
     medians = [compare_intervals(study) for study in studies]
-    text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "simulations.md").read_text(encoding="utf-8")
     words = " ".join(text.split())
     low, high = (f"{value:.2f}".removeprefix("0") for value in (min(medians), max(medians)))
     wider = sum(median > 1 for median in medians)

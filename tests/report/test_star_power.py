@@ -81,7 +81,7 @@ def test_the_power_falls_with_comparisons_and_rises_with_pairs_and_effect() -> N
 
 @pytest.mark.slow
 def test_the_power_at_the_measured_effect_is_optimistic() -> None:
-    """The example of docs/statistics.md: nine comparisons, six seeds, a true effect of one sd."""
+    """Nine comparisons, six seeds, a true effect of one sd."""
     differences = np.random.default_rng(0).normal(1.0, 1.0, (1000, 6))
     shown = [d for d in differences if (OWN_TEST.find_needed([d]) or (0, None))[1]]
     powers = [stats.star_power(d.mean() / d.std(ddof=1), 6, 9, 0.05) for d in shown]

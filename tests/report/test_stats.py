@@ -289,7 +289,7 @@ POWERS = {
     6: {"normal": 0.18, "exponential": 0.37, "lognormal": 0.61, "t3": 0.38},
     10: {"normal": 0.75, "exponential": 0.84, "lognormal": 0.90, "t3": 0.94},
 }
-"""Power that docs/statistics.md prints for an effect of two standard deviations of the values."""
+"""Power that docs/simulations.md prints for an effect of two standard deviations of the values."""
 
 
 @pytest.mark.parametrize("n", POWERS)

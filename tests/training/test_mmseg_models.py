@@ -97,9 +97,9 @@ def test_several_devices_refuse_a_loss_that_is_no_mean_over_labelled_pixels(
 @pytest.mark.slow
 @pytest.mark.skipif(not ADE20K.is_dir(), reason="no ADE20K images at hand")
 def test_the_example_of_the_page_trains_on_ade20k(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
-    example = text.partition("### Train a configuration file of mmsegmentation")[2]
-    (python,) = re.findall(r"```py\n(.*?)```", example.partition("## What cannot")[0], re.S)
+    text = (ROOT / "docs" / "segmentation.md").read_text(encoding="utf-8")
+    example = text.partition("## A configuration file of mmsegmentation")[2]
+    (python,) = re.findall(r"```py\n(.*?)```", example.partition("## Segmenter in")[0], re.S)
     (tmp_path / "segformer.py").write_text(python)
     (recipe,) = re.findall(r'```yaml title="own-mmseg.yaml"\n(.*?)```', example, re.S)
     experiment = parse_plain(recipe, "text")

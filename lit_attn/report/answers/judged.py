@@ -112,7 +112,7 @@ class Cost(Entry):
 class InterimLook(Entry):
     """Look at a running study: the fewest pairs of a running variant, and its largest p for a star.
 
-    The levels of all looks spend 0.05 together (docs/statistics.md).
+    The levels of all looks spend 0.05 together (docs/methods.md).
     """
 
     seeds: int

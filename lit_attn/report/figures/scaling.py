@@ -11,7 +11,7 @@ that equals the baseline has the multiplier 1 however the law is curved:
 
 b is fitted to the baseline's sizes of the same seed. The asymptote E is 0 with fewer than
 SIZES_FOR_ASYMPTOTE sizes; otherwise one E is fitted to all seeds of the baseline.
-docs/statistics.md has the simulated coverage of the intervals.
+docs/simulations.md has the simulated coverage of the intervals.
 """
 
 import math

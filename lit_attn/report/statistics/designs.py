@@ -6,7 +6,7 @@ nothing. The stars come from the fresh seeds alone, so their test is that of any
 corrected for the kept variants only.
 
 One variant is better by EFFECT, the others do not differ from the baseline, and values are normal
-with equal variances. docs/statistics.md has what other distributions do.
+with equal variances. docs/simulations.md has what other distributions do.
 """
 
 import math

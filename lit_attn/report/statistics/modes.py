@@ -15,7 +15,7 @@ LEAST_GAP = 0.5
 """Share of the range of all values that an empty stretch takes up from which on there are groups.
 
 GAPS has it by the number of values in the smaller group: a long tail has one such value more often
-than three. docs/statistics.md says how often values with one mode have such a stretch.
+than three. docs/simulations.md says how often values with one mode have such a stretch.
 """
 
 FEWEST = 10

@@ -1,7 +1,7 @@
 """Statistics for few seeds: intervals, exact tests and corrections for several comparisons.
 
 A difference is a variant's value minus the baseline's with the same seed; `differences` are those
-of one variant, (n,). docs/statistics.md has the simulated coverage and power of every method.
+of one variant, (n,). docs/simulations.md has the simulated coverage and power of the methods.
 """
 
 import itertools
