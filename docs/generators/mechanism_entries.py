@@ -331,7 +331,7 @@ torch's.
 
 `kv_from: previous` ([cross-layer attention](https://arxiv.org/abs/2405.12981), section 2.2) is for
 layers that differ: `layers: {{every: 2, use: {{kv_from: previous}}}}`
-([mixers.md](mixers.md#a-different-mechanism-per-layer)). Such a layer projects queries alone, and
+([layers.md](layers.md)). Such a layer projects queries alone, and
 attends to the keys, after their norm and rotation, and values of the nearest layer before it that
 computes its own. It has 2 H' D d parameters less, and no keys or values in the cache.
 

@@ -41,7 +41,7 @@ $$s_{ij} = \\frac{q_i \\cdot k_j}{\\sqrt D}, \\qquad
 a_{ij} = \\frac{e^{s_{ij}}}{\\sum_l e^{s_{il}}}, \\qquad
 x_i \\leftarrow x_i + \\mathrm{MH}_i W .$$
 
-An entry shows only the formulas that differ from these. [benchmarks.md](benchmarks.md) has measured
+An entry shows only the formulas that differ from these. [costs.md](costs.md) has measured
 times and memory, and the command that measures them on your machine. *Released code* names the code
 whose layer computes the same values and gradients in float64, from the same parameters
 (`tests/released/mechanisms.py`), or says why there is no such comparison.

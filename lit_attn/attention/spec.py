@@ -4,7 +4,7 @@ A layer is a product of independent choices (docs/design.md, section 2), one par
 (lit_attn.attention.layer_spec).
 
 The layers of a model can differ: `layers` has a mechanism for each layer, or rules
-(docs/mixers.md).
+(docs/layers.md).
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tests of models whose layers have different mechanisms (docs/mixers.md)."""
+"""Tests of models whose layers have different mechanisms (docs/layers.md)."""
 
 import re
 import textwrap
@@ -342,9 +342,9 @@ def test_every_model_with_a_depth_checks_its_layers() -> None:
 
 
 def test_examples_of_the_page_are_variants(tmp_path: Path) -> None:
-    """The YAML of docs/mixers.md on layers, as the cells of a study."""
-    page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
-    section = page.partition("## A different mechanism per layer")[2].partition("\n### ")[0]
+    """The YAML of docs/layers.md on layers, as the cells of a study."""
+    page = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
+    section = page.partition("\n## ")[0]
     (cells,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     body = "baseline: xsa-last\ncells:\n" + textwrap.indent(cells, "  ")
     variants = studies.variants(tmp_path, body, EXPERIMENT)
@@ -361,8 +361,8 @@ def test_examples_of_the_page_are_variants(tmp_path: Path) -> None:
 
 
 def test_the_example_of_positions_on_the_page_is_a_model() -> None:
-    page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
-    section = page.partition("### Positions per layer")[2]
+    page = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
+    section = page.partition("## Positions per layer")[2]
     example = parse_plain(section.partition("```yaml\n")[2].partition("```")[0], "text")["model"]
     model = Model.family[example["kind"]].model_validate(example)
     assert len(model.rotations) == model.depth == 6

@@ -60,9 +60,8 @@ def test_a_language_model_trains_and_records_its_attention_layers(tmp_path: Path
 def test_the_study_of_the_page_trains(tmp_path: Path) -> None:
     """All variants reach a result; `match` gives them the parameters of the baseline."""
     page = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
-    section = page.partition("## A token mixer of your own")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    study, experiment = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    study, experiment = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "gating.py").write_text(code)
     (tmp_path / "gating.yaml").write_text(experiment)
     (tmp_path / "ablations.yaml").write_text(study)
