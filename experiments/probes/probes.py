@@ -239,6 +239,7 @@ class ProbeTaskConfig(Task, kind="probe"):
     """Tokens of a probe, with the accuracy of the targets and whether the probe is solved."""
 
     runs_foreign_code: ClassVar[bool] = False
+    is_recordable = True
     # Its imports take two seconds, which a dry run does without.
     module = "probe_task:ProbeTask"
     takes = (ProbeTokens,)

@@ -208,9 +208,10 @@ class Experiment(Config):
         if not self.task.is_recordable:
             endings.append(f"does not record the steps of task '{self.task.kind}'")
         if not self.optimizer.is_recordable:
+            kinds = [kind for kind, member in self.optimizer.family.items() if member.is_recordable]
             endings.append(
-                f"needs adam or adamw, because a step of '{self.optimizer.kind}' has numbers that "
-                "a record would keep"
+                f"needs one of the optimizers {', '.join(kinds)}, because a step of "
+                f"'{self.optimizer.kind}' has numbers that a record would keep"
             )
         momentum = self.schedule.momentum(1, 1)
         decay = self.schedule.weight_decay(1, 1)

@@ -25,7 +25,7 @@ class Optimizer(Kind):
 
     is_recordable: ClassVar[bool] = False
     """True if a CUDA graph can repeat a step: what differs between steps are tensors, and the rate
-    can be one."""
+    can be one (`capturable`), or the change of the weights is proportional to it."""
 
     lr: PositiveFloat = Field(description="peak learning rate, which the schedule scales")
     weight_decay: float = Field(0.0, ge=0, description="weight-decay coefficient")

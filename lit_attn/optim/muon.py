@@ -40,6 +40,7 @@ class Muon(Optimizer, kind="muon"):
     network exempt from weight decay. The schedule scales both learning rates by the same factor.
     """
 
+    is_recordable = True
     adamw: OtherParameters = Field(
         OtherParameters(), description="settings of AdamW for all other parameters"
     )

@@ -20,6 +20,7 @@ from lit_attn.schema.errors import ConfigError
 class SGD(Optimizer, kind="sgd"):
     """Gradient descent with Nesterov's momentum, as timm's "sgd"; weight decay is coupled (L2)."""
 
+    is_recordable = True
     momentum: float = Field(0.9, gt=0, lt=1, description="decay of the momentum")
 
     def build(self, module: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
@@ -106,6 +107,7 @@ class AdamW(Adaptive, kind="adamw"):
 class Lion(Optimizer, kind="lion"):
     """Lion (Chen et al. 2023), of timm: steps of the sign of a momentum, decoupled weight decay."""
 
+    is_recordable = True
     betas: tuple[Share, Share] = Field(
         (0.9, 0.99), description="shares of the momentum in a step, and decay of the momentum"
     )

@@ -163,7 +163,9 @@ class StepGraph:
         numbers = [group["lr"] for group in groups]
         rates = torch.tensor(numbers, device=task.device)
         for group, rate in zip(groups, rates.unbind(), strict=True):
-            group.update(lr=rate, capturable=True)
+            group["lr"] = rate
+            if takes_tensor_rate(group):
+                group["capturable"] = True
         try:
             outputs = recorder.record(lambda: self._compute(task, optimizer, batch))
         except torch.OutOfMemoryError:
@@ -177,7 +179,9 @@ class StepGraph:
         finally:
             # Steps without a record, and checkpoints, have numbers.
             for group, number in zip(groups, numbers, strict=True):
-                group.update(lr=number, capturable=False)
+                group["lr"] = number
+                if takes_tensor_rate(group):
+                    group["capturable"] = False
         return Record(batch, rates, outputs)
 
     def _compute(
@@ -197,10 +201,37 @@ class StepGraph:
             loss.backward()
             norm = measure_gradient_norm(task)
             task.configure_gradient_clipping(optimizer, self.clip)
-            optimizer.step()
+            update(optimizer)
             task.end_learning_step()
         # A loss that remembers how it was computed would keep all activations until the next step.
         return StepOutputs(loss.detach(), norm, recorded_values)
+
+
+def takes_tensor_rate(group: Mapping[str, Any]) -> bool:
+    """Return whether the optimiser of a group of parameters computes with a rate on the device."""
+    return "capturable" in group
+
+
+@torch.no_grad()
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step of the optimiser with the rates of its groups, which may be tensors.
+
+    An optimiser that reads its rate as a number makes a step with rate 1, of which the weights keep
+    the share `lr`, because the change of the weights is proportional to the rate.
+    """
+    rates = []
+    starts: list[list[Tensor]] = []
+    for group in optimizer.param_groups:
+        rates.append(group["lr"])
+        starts.append([])
+        if not takes_tensor_rate(group):
+            starts[-1] = [weights.clone() for weights in group["params"]]
+            group["lr"] = 1.0
+    optimizer.step()
+    for group, rate, weights_before in zip(optimizer.param_groups, rates, starts, strict=True):
+        group["lr"] = rate
+        for weights, before in zip(group["params"], weights_before, strict=False):
+            weights.copy_(before.lerp(weights, rate))
 
 
 def set_rates(task: "TaskModule", optimizer: torch.optim.Optimizer) -> Tensor:
