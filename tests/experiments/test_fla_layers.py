@@ -69,7 +69,11 @@ def use_of(name: str, is_causal: bool = True) -> Use:
     return Use(spec, DIM, HEADS, TOKENS, is_causal, has_padding=False)
 
 
-@every_layer
+OTHERS = ["KDA", "DeltaProduct", "RWKV7", "PaTH", "LogLinearMamba2"]
+"""Layers whose computation test_fla_mixers.py has."""
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_layers_are_built_with_the_width_and_the_heads(name: str) -> None:
     mixer = attn_layer(attention(name))(DIM, HEADS)
     assert isinstance(mixer, TokenMixer)
@@ -77,8 +81,10 @@ def test_layers_are_built_with_the_width_and_the_heads(name: str) -> None:
     assert mixer.is_causal_only
     layer = mixer.layer.layer
     assert (layer.hidden_size, layer.num_heads) == (DIM, HEADS)
+    with pytest.raises(ValueError, match=f"fla_layers:{name} needs a GPU, but its tokens are on"):
+        mixer(torch.randn(1, 4, DIM), is_causal=True)
     mixer.set_depth(3)
-    assert layer.layer_idx == 3
+    assert layer.layer_idx == (0 if name == "RWKV7" else 3)
     with torch.device("meta"):
         on_meta = attn_layer(attention(name))(DIM, HEADS)
     x = torch.empty(2, TOKENS, DIM, device="meta")
@@ -189,12 +195,6 @@ def test_a_machine_without_a_gpu_refuses_the_layer_in_one_line() -> None:
 def test_a_cpu_is_refused_when_the_configuration_is_read() -> None:
     with pytest.raises(ValueError, match=r"training.accelerator: fla_layers:RetNet needs a GPU"):
         cell_of("RetNet", "RetNet", accelerator="cpu")
-
-
-def test_tokens_on_a_cpu_are_refused() -> None:
-    mixer = attn_layer(attention("RetNet"))(DIM, HEADS)
-    with pytest.raises(ValueError, match="fla_layers:RetNet needs a GPU, but its tokens are on"):
-        mixer(torch.randn(1, 4, DIM), is_causal=True)
 
 
 def test_models_without_causal_order_are_refused() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.attention.mixer import TokenMixer
 from lit_attn.models.factory import count_flops
 
 TOKENS = 20
@@ -28,24 +27,6 @@ every_layer = pytest.mark.parametrize("name", NAMES)
 
 # fla and Triton warn of the machine and of their own code.
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-@every_layer
-def test_layers_are_built_counted_and_refused_on_a_cpu(name: str) -> None:
-    mixer = attn_layer(attention(name))(DIM, HEADS)
-    assert isinstance(mixer, TokenMixer)
-    assert mixer.needs_gpu
-    assert mixer.is_causal_only
-    layer = mixer.layer.layer
-    assert (layer.hidden_size, layer.num_heads) == (DIM, HEADS)
-    with pytest.raises(ValueError, match=f"fla_layers:{name} needs a GPU, but its tokens are on"):
-        mixer(torch.randn(1, 4, DIM), is_causal=True)
-    with torch.device("meta"):
-        on_meta = attn_layer(attention(name))(DIM, HEADS)
-    x = torch.empty(2, TOKENS, DIM, device="meta")
-    assert on_meta(x, is_causal=True).shape == x.shape
-    mixer.set_depth(3)
-    assert layer.layer_idx == (0 if name == "RWKV7" else 3)
 
 
 def test_parameters_are_those_of_the_papers() -> None:

@@ -157,7 +157,8 @@ def test_the_loops_do_not_wait_for_the_gpu(more: dict[str, int], tmp_path: Path)
     """More steps between the same evaluations, or more batches in each, wait no more often."""
     waits = []
     for name, further in (("few", {}), ("more", more)):
-        data = {"accumulate": 1, "epoch_steps": 2, "eval_batch_size": 8, **further}
+        data = {"accumulate": 1, "epoch_steps": 2, "eval_batch_size": 8, "eval_tokens": 256}
+        data |= further
         training = {"epochs": 2, "clip": 1.0, "average": {"decay": 0.9}}
         cell = text_cell(data=data, training=training, model={"depth": 1})
         waits.append(count_waits(cell, tmp_path / name))

@@ -100,50 +100,16 @@ def write_task(folder: Path) -> None:
     (folder / "local_choice.yaml").write_text(format_yaml(task))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_local_task_has_the_accuracy_of_the_scores(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lm_eval")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    write_task(tmp_path / "tasks")
-    arguments = [str(model), "--tasks", "local_choice", "--include", str(tmp_path / "tasks")]
-    assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
-    scorer = harness.Scorer(harness.load_model(model))
-
-    def score(question: str, choice: str) -> float:
-        return scorer.score(list(question.encode()), list(f" {choice}".encode()))[0]
-
-    correct = (score("Grass is", "green") > score("Grass is", "loud")) + (
-        score("Snow is", "white") > score("Snow is", "hot")
-    )
-    results = json.loads((tmp_path / "harness-0.json").read_text())
-    assert results["local_choice"]["acc,none"] == correct / 2
-    lines = (tmp_path / "harness-0.csv").read_text().splitlines()
-    assert lines[0] == "task,metric,value"
-    assert f"local_choice,acc,{correct / 2}" in lines
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_race_middle_asks_the_last_question_of_an_article(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shipped task, on a local file with the columns of its data set."""
-    pytest.importorskip("lm_eval")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def write_race_task(folder: Path) -> None:
+    """Write the shipped task for a file in the same folder, with the columns of its data set."""
     words = ["red", "blue", "green", "black"]
     questions = [("Sky.", "It is", "B"), ("Sky.", "At night it is", "D"), ("Grass.", "It is", "C")]
     rows = [
         {"article": a, "question": q, "options": words, "answer": letter, "example_id": "1"}
         for a, q, letter in questions
     ]
-    data = tmp_path / "data.jsonl"
+    data = folder / "race.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "tasks").mkdir()
     task = {
         "include": str(EXPERIMENTS / "released" / "harness_tasks" / "race_middle.yaml"),
         "task": "race_local",
@@ -151,20 +117,49 @@ def test_race_middle_asks_the_last_question_of_an_article(
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"test": str(data)}},
     }
-    (tmp_path / "tasks" / "race_local.yaml").write_text(format_yaml(task))
-    arguments = [str(model), "--tasks", "race_local", "--include", str(tmp_path / "tasks")]
+    (folder / "race_local.yaml").write_text(format_yaml(task))
+
+
+# The words of each prompt, of which the first one is right. The shipped task of RACE asks the last
+# question of an article.
+CHOICES = {
+    "Grass is": ["green", "loud"],
+    "Snow is": ["white", "hot"],
+}
+SKY = "Article: Sky.\n\nQuestion: It is\nAnswer: blue\nAt night it is"
+RACE = {
+    SKY: ["black", "red", "blue", "green"],
+    "Article: Grass.\n\nIt is": ["green", "red", "blue", "black"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_local_tasks_have_the_accuracy_of_the_scores(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    write_task(tmp_path / "tasks")
+    write_race_task(tmp_path / "tasks")
+    names = ["local_choice", "race_local"]
+    arguments = [str(model), "--tasks", *names, "--include", str(tmp_path / "tasks")]
     assert harness.main([*arguments, f"--out={tmp_path}"]) == 0
-    sky = "Article: Sky.\n\nQuestion: It is\nAnswer: blue\nAt night it is"
-    prompts = {sky: "black", "Article: Grass.\n\nIt is": "green"}
     scorer = harness.Scorer(harness.load_model(model))
 
-    def score(prompt: str, word: str) -> float:
-        return scorer.score(list(prompt.encode()), list(f" {word}".encode()))[0]
+    def is_hit(prompt: str, words: list[str]) -> bool:
+        scores = [scorer.score(list(prompt.encode()), list(f" {w}".encode()))[0] for w in words]
+        return scores[0] == max(scores)
 
-    hits = [max(words, key=lambda w: score(p, w)) == answer for p, answer in prompts.items()]
-    results = json.loads((tmp_path / "harness-0.json").read_text())["race_local"]
-    assert results["acc,none"] == sum(hits) / 2
-    assert results["sample_len"] == 2
+    results = json.loads((tmp_path / "harness-0.json").read_text())
+    lines = (tmp_path / "harness-0.csv").read_text().splitlines()
+    assert lines[0] == "task,metric,value"
+    for name, prompts in zip(names, (CHOICES, RACE), strict=True):
+        accuracy = sum(is_hit(*prompt) for prompt in prompts.items()) / 2
+        assert results[name]["acc,none"] == accuracy
+        assert results[name]["sample_len"] == 2
+        assert f"{name},acc,{accuracy}" in lines
 
 
 def test_results_of_other_tasks_remain(tmp_path: Path) -> None:
