@@ -208,11 +208,10 @@ def test_without_windows_there_is_no_baseline_with_windows() -> None:
     assert [row.name for row in measure("xsa")] == ["standard", "xsa"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_models_decode_in_half_precision(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_decode_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["belief2", "mgk-hard", "mlk", "talking-heads", "dcmha/windows"]
-    assert main([*SMALL, "--presets", *names, "--dtype", dtype]) == 0
-    assert dtype in capsys.readouterr().out
+    assert main([*SMALL, "--presets", *names, "--dtype", "float16"]) == 0
+    assert "float16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,12 @@ def build(preset: str) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", gpt_cases.FITTING)
+# Layers of each path, with values of the first layer, and with parameters of their own depth.
+PRESETS_COUNTED = ["standard", "belief2", "mgk", "linear", "dcmha", "value-residual-learned"]
+PRESETS_COUNTED += ["differential", "mla", "moba"]
+
+
+@pytest.mark.parametrize("preset", PRESETS_COUNTED)
 def test_equal_layers_are_computed_once_and_counted_each_time(
     preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

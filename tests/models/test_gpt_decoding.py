@@ -60,14 +60,14 @@ def test_decoding_equals_the_full_sequence(name: str, cuts: list[int]) -> None:
     assert_decodes(gpt_cases.network(name), cuts)
 
 
-# Every preset with rotary positions, which its keys depend on, and every other position once.
-POSITIONS = [(preset, "rotary") for preset in gpt_cases.FITTING]
-POSITIONS += [("mgk", "learned"), ("belief2", "sinusoidal"), ("dcmha", "fairseq")]
+# Every kind of position, and what layers exchange. tests/attention/test_decoding.py has the layers.
+POSITIONS = [("mgk", "learned"), ("belief2", "sinusoidal"), ("dcmha", "fairseq")]
+POSITIONS += [(preset, "rotary") for preset in ("mgk", "belief2", "dcmha", "linear", "forgetting")]
+POSITIONS += [(preset, "rotary") for preset in ("value-residual-learned", "mla", "moba")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "positions"), POSITIONS)
-def test_decoding_works_for_all_presets_and_positions(preset: str, positions: str) -> None:
+def test_decoding_works_for_all_positions(preset: str, positions: str) -> None:
     network = gpt_cases.network("nanogpt", attention=PRESETS[preset], positions=positions)
     assert_decodes(network, [3, 4, 5, 9])
 
