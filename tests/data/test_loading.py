@@ -102,8 +102,8 @@ def test_the_loader_resumes_at_the_trainers_step() -> None:
     assert equal(batches[0], next(data.train_batches(per_epoch + 7, per_epoch + 8)))
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_devices_share_the_batch_that_one_would_train_on(devices: int) -> None:
+def test_devices_share_the_batch_that_one_would_train_on() -> None:
+    devices = 4
     data = Digits(augment=AUGMENT, batch_size=100, drop_last=False)
     single = list(on_device(data, 0, 1).train_dataloader())
     parts = [list(on_device(data, rank, devices).train_dataloader()) for rank in range(devices)]
@@ -213,7 +213,7 @@ def fit(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
-@pytest.mark.parametrize(("stop", "workers"), [(1, 0), (5, 0), (7, 0), (7, 2), (10, 0), (17, 0)])
+@pytest.mark.parametrize(("stop", "workers"), [(5, 0), (7, 2), (17, 0)])
 def test_resuming_within_an_epoch_is_exact_to_the_bit(
     tmp_path: Path, stop: int, workers: int
 ) -> None:

@@ -41,7 +41,7 @@ def read_labels(config: MasksConfig) -> list[list[int]]:
     return labels
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".jpeg"])
+@pytest.mark.parametrize("suffix", [".png", ".jpeg"])
 def test_numbers_are_classes_from_zero(suffix: str, tmp_path: Path) -> None:
     labels = np.array([[0, 1, 255, 0]] * 4)
     write(tmp_path, labels, suffix)
@@ -60,7 +60,7 @@ def test_colours_are_classes(tmp_path: Path) -> None:
     assert read_labels(config) == [[0, 1, 255, 1]] * 4
 
 
-@pytest.mark.parametrize("void", [2, 11, 254, 300, -1])
+@pytest.mark.parametrize("void", [2, 11, 300, -1])
 def test_void_is_a_number_without_a_class(void: int, tmp_path: Path) -> None:
     """255 stays a number without a class."""
     labels = np.array([[0, 1, void, 255]] * 4)
@@ -207,8 +207,7 @@ def save_turned(path: Path, pixels: np.ndarray, orientation: int) -> None:
     Image.fromarray(np.rot90(pixels, turn_back).astype(np.uint8)).save(path, exif=exif)
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-@pytest.mark.parametrize("mask_orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize(("orientation", "mask_orientation"), [(6, 1), (3, 8)])
 def test_images_and_masks_are_turned_by_one_rule(
     orientation: int, mask_orientation: int, tmp_path: Path
 ) -> None:
@@ -238,25 +237,19 @@ def test_a_mask_in_the_stored_position_of_a_turned_image_is_refused(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("kind", ["L", "P", "I;16", "I", "1", "tif", "bmp"])
-def test_numbers_are_classes_in_every_kind_of_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["png", "bmp"])
+def test_numbers_of_a_palette_are_classes(ending: str, tmp_path: Path) -> None:
+    """The colours of the palette contradict its indices. test_pictures.py has the other kinds."""
     write(tmp_path, np.zeros((4, 4)))
-    labels = np.array([[0, 1, 0 if kind == "1" else 255, 0]] * 4)
-    image = Image.fromarray(labels.astype(np.uint8))
-    if kind == "P":
-        image = Image.fromarray(labels.astype(np.uint8), "P")
-        # The colours of the palette contradict its indices.
-        image.putpalette(np.arange(768, dtype=np.uint8)[::-1].tobytes())
-    elif kind in ("I;16", "I", "1"):
-        types = {"I;16": np.uint16, "I": np.int32, "1": bool}
-        image = Image.fromarray(labels.astype(types[kind]))
-    ending = {"I": "tif"}.get(kind, kind if kind in ("tif", "bmp") else "png")
+    labels = np.array([[0, 1, 255, 0]] * 4)
+    image = Image.fromarray(labels.astype(np.uint8), "P")
+    image.putpalette(np.arange(768, dtype=np.uint8)[::-1].tobytes())
     (tmp_path / "annotations/validation/a.png").unlink()
     image.save(tmp_path / f"annotations/validation/a.{ending}")
     assert read_labels(make_config(tmp_path)) == labels.tolist()
 
 
-@pytest.mark.parametrize("label", [2, 254, 256, 300, 65535])
+@pytest.mark.parametrize("label", [2, 256])
 def test_unknown_numbers_of_16_bits_are_named(label: int, tmp_path: Path) -> None:
     write(tmp_path, np.zeros((4, 4)))
     path = tmp_path / "annotations/training/a.png"

@@ -83,7 +83,7 @@ def test_every_json_value_keeps_its_type(
         assert read_json(path).columns["text"] == [row["text"] for row in rows]
 
 
-@pytest.mark.parametrize("word", WORDS_OF_GAPS)
+@pytest.mark.parametrize("word", ["null", "NaN", "-"])
 def test_words_for_gaps_are_texts_and_labels(word: str, tmp_path: Path) -> None:
     csv_path = tmp_path / "a.csv"
     json_path = tmp_path / "a.jsonl"
@@ -98,7 +98,7 @@ def test_words_for_gaps_are_texts_and_labels(word: str, tmp_path: Path) -> None:
         assert first.label == sorted([word, "x"]).index(word)
 
 
-@pytest.mark.parametrize("word", WORDS_OF_NUMBERS)
+@pytest.mark.parametrize("word", ["007", "True", "2020-01-01"])
 def test_texts_that_look_like_numbers_or_dates_stay_texts(word: str, tmp_path: Path) -> None:
     csv_path = tmp_path / "a.csv"
     json_path = tmp_path / "a.jsonl"

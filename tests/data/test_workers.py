@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import re
-import signal
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -51,7 +50,6 @@ AUGMENTATIONS: dict[str, tuple[Any, ...]] = {
 }
 WORDS = ("one", "dog", "runs", "over", "the", "meadow", "and", "barks", "aloud", "today")
 FILES: dict[str, dict[str, Any]] = {
-    "plain": {},
     "policy, erasing and mixture": {
         "augment": {"policy": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "mixup": 0.8, "cutmix": 1.0}
     },
@@ -118,10 +116,10 @@ def assert_workers_change_nothing(make: Callable[[int], DataModule]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("augment", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
-def test_images_in_memory_do_not_depend_on_workers(augment: Any, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["flip and crop", "both"])
+def test_images_in_memory_do_not_depend_on_workers(name: str, folder: Path) -> None:
     def make(workers: int) -> DataModule:
-        data = noise(folder, augment=augment, workers=workers, epoch_length=2)
+        data = noise(folder, augment=AUGMENTATIONS[name], workers=workers, epoch_length=2)
         return ImageData(data, 0, CPU)
 
     assert_workers_change_nothing(make)
@@ -151,7 +149,7 @@ def test_scenes_do_not_depend_on_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("order", ["random", "sequential", "columns", "files", "records"])
+@pytest.mark.parametrize("order", ["random", "columns"])
 def test_tokens_do_not_depend_on_workers(order: str, tmp_path: Path) -> None:
     """Each step has two micro-batches."""
     for name, tokens in (("train_1", 99), ("train_2", 87), ("val", 20)):
@@ -188,8 +186,8 @@ def test_pairs_grouped_by_length_do_not_depend_on_workers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("augment", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_the_batch_of_one_process(world: int, augment: Any, folder: Path) -> None:
+def test_ranks_share_the_batch_of_one_process(augment: Any, folder: Path) -> None:
+    world = 4
     data = noise(folder, augment=augment)
     single = read(ImageData(data, 0, CPU), 0, 6)
     for rank in range(world):
@@ -281,6 +279,7 @@ def test_workers_prepare_the_next_epoch_while_the_cell_is_evaluated(folder: Path
 
 DYING = """
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -292,7 +291,7 @@ from lit_attn.data.images import ImageData
 class Dying(ImageData):
     def batch(self, step):
         if step == 2:
-            os.kill(os.getpid(), int(sys.argv[2]))
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().batch(step)
 
 
@@ -303,12 +302,11 @@ list(Dying(data, 0, torch.device("cpu")).train_batches(0, 6))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_death_of_a_worker_ends_the_training(number: int, folder: Path, tmp_path: Path) -> None:
+def test_the_death_of_a_worker_ends_the_training(folder: Path, tmp_path: Path) -> None:
     """The signal of the worker arrives at any moment, so the training is a process by itself."""
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    finished = run_python(tmp_path, str(script), str(folder / "noise.npz"), str(int(number)))
+    finished = run_python(tmp_path, str(script), str(folder / "noise.npz"))
     assert finished.returncode == 1
     last_line = finished.stderr.strip().splitlines()[-1]
     # torch notices the death by the signal, or by the end of the process.
