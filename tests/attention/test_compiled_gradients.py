@@ -36,11 +36,8 @@ CHOICES: list[Any] = [
     "dcmha-all",
     "multi-token",
     "selective",
-    "sink",
     "mgk-hard",
-    "belief2",
     {"preset": "differential-2", "compose": "static", "residual": "split"},
-    {"preset": "mgk", "transform": "linear", "scale": "ssmax"},
 ]
 
 

@@ -212,9 +212,8 @@ def test_a_token_that_attends_to_nothing_gets_zero(spec: AttentionSpec) -> None:
     assert torch.isfinite(x.grad).all()
 
 
-# One preset for each path; compiling takes seconds.
-COMPILED = ["belief2", "mgk", "smgk-hard", "mlk", "dcmha"]
-COMPILED_SPECS = {name: PRESETS[name] for name in COMPILED}
+# test_shapes.py has the other presets, whose graphs it does not compile to machine code.
+COMPILED_SPECS = {name: PRESETS[name] for name in ("belief2", "dcmha")}
 COMPILED_SPECS["learned-phi"] = AttentionSpec(residual=SplitConfig(scope="both", phi_scope="head"))
 
 

@@ -23,10 +23,8 @@ DIM, HEADS = 24, 2
 HARD = {"kind": "mixture", "assignment": "hard", "keys": 3}
 POSITIONS = {"kind": "mixture", "prior_scope": "position", "positions": 64}
 CROSSES: list[dict[str, Any]] = [
-    {"window": 3},
     {"similarity": HARD, "zz": True, "window": 4},
     {"similarity": POSITIONS, "window": 3},
-    {"preset": "mgk", "bias": "t5"},
     {"preset": "mgk", "bias": "forgetting"},
     {"preset": "smgk", "kv_heads": 1, "normaliser": "offset-softmax"},
 ]

@@ -12,8 +12,7 @@ from lit_attn.attention.statistics import leave_steps_to_loop
 
 # Beyond 384 tokens weights are formed in chunks, and kernels have their own masks.
 TOKENS = 1024
-NAMES = ["standard", "belief2", "mgk-soft-e", "mgk-hard", "linear", "dcmha", "talking-heads"]
-NAMES += ["differential", "forgetting", "off-by-one"]
+NAMES = ["mgk-soft-e", "mgk-hard", "linear", "dcmha", "differential", "forgetting"]
 
 
 def count_breaks(layer: torch.nn.Module, x: Tensor) -> int:

@@ -274,8 +274,6 @@ class EmptyConfig({module}.{member}, kind="empty"):
     ("key", "module", "family", "member", "method"),
     [
         ("residual", "residual", "Residual", "ResidualConfig", "forward"),
-        ("compose", "compose", "Composer", "ComposeConfig", "forward"),
-        ("normaliser", "normaliser", "Normaliser", "NormaliserConfig", "forward"),
         ("similarity", "similarity", "Similarity", "SimilarityConfig", "features"),
     ],
 )

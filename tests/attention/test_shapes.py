@@ -19,10 +19,12 @@ from lit_attn.attention.statistics import leave_steps_to_loop
 SHAPES = [(2, 9), (3, 17)]
 # Torch's default treats sizes as constants until they change, so it compiles two graphs: once for
 # each path and each form of logits.
-STATIC_FIRST = ["standard", "belief2", "mgk-soft-e", "mgk-hard", "linear", "dcmha-all", "t5"]
-# Presets that leave out a part of another one, or have another number of the same computation.
-INCLUDED = {"belief", "xsa", "value-residual", "talking-heads", "mlk"}
-INCLUDED |= {"mgk", "smgk", "smgk-hard", "softmax-mgk"}
+STATIC_FIRST = ["standard", "mgk-soft-e", "linear", "dcmha-all"]
+# Presets that leave out a part of another one, have another number of the same computation, or
+# differ in what they compute of each token alone.
+INCLUDED = {"belief", "belief-star", "xsa", "attentionx", "value-residual", "gated", "gated-heads"}
+INCLUDED |= {"mgk", "smgk", "smgk-hard", "softmax-mgk", "softmax-smgk", "gaussian", "mlk", "smlk"}
+INCLUDED |= {"talking-heads", "static-projection", "knocking-heads", "off-by-one", "alibi"}
 INCLUDED |= {name for name in PRESETS if name.startswith("dcmha")}
 CASES = [
     pytest.param(name, None, [True, False], id=f"{name}-static-first") for name in STATIC_FIRST
