@@ -20,7 +20,7 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
 from lit_attn.config.study import read_studies
-from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.stats import holm_over_studies, paired_interval
 from lit_attn.report.verdicts.comparison import ALPHA
 
@@ -72,7 +72,8 @@ def correct_over_studies() -> dict[tuple[str, str], float]:
         seals = Seals.read(EVIDENCE / study / "seals.json")
         if seals is None or source.path not in SHIPPED:
             continue
-        if len(seals.seeds) >= OWN_TEST.find_fewest(ALPHA):
+        test = TESTS[seals.entries[-1].metric.pairs]
+        if len(seals.seeds) >= test.find_fewest(ALPHA):
             rows = read_table(f"{study}/table.csv")
             families[source.path][study] = [row for row in rows if row["p_adjusted"]]
     corrected: dict[tuple[str, str], float] = {}

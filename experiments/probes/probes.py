@@ -250,5 +250,7 @@ class ProbeTaskConfig(Task, kind="probe"):
             percent("accuracy", "accuracy"),
             percent("solved", f"seeds with an accuracy of at least {SOLVED:.0%}"),
             MetricInfo("loss", "loss (nats per target)"),
-            MetricInfo("unsolved_steps", "training steps before the probe is solved"),
+            MetricInfo(
+                "unsolved_steps", "training steps before the probe is solved", event="solved"
+            ),
         )

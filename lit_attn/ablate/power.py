@@ -9,16 +9,20 @@ from lit_attn.ablate.plan import Matrix
 from lit_attn.cells.screening import Screening
 from lit_attn.report.answers.runs import PlannedScreening
 from lit_attn.report.statistics import designs
-from lit_attn.report.statistics.significance import OWN_TEST
+from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.schema.errors import plural
 
 
 class StudyPower(NamedTuple):
-    """Probability of a star for one better variant among those that the table compares."""
+    """Probability of a star for one better variant among those that the table compares.
+
+    `fewest` are the seeds without which no star is possible.
+    """
 
     compared: int
     seeds: int
+    fewest: int
     power: float
     screening: PlannedScreening | None
     design: Screening | None = None
@@ -33,9 +37,10 @@ class StudyPower(NamedTuple):
                 f" {design.select.name}, and confirm the best {design.keep} with"
                 f" {plural(design.confirm, 'fresh seed')}: {design.count_trainings()} trainings"
             )
-        fewest = OWN_TEST.find_fewest(ALPHA)
-        if self.seeds < fewest:
-            lines.append(f"power 0: a star needs {fewest} seeds, and the study has {self.seeds}")
+        if self.seeds < self.fewest:
+            lines.append(
+                f"power 0: a star needs {self.fewest} seeds, and the study has {self.seeds}"
+            )
         else:
             lines.append(
                 f"power {self.power:.2f}: probability of a star for one of"
@@ -56,20 +61,27 @@ def find_study_power(matrix: Matrix) -> StudyPower | None:
     """Return the power of the seeds of the plan, also if this command runs some of them.
 
     It is None without comparisons, and for a product of several axes, which estimates their effects
-    from all cells.
+    from all cells; a log-rank test estimates none.
     """
+    test = TESTS[matrix.baseline.metric.pairs]
     # Variants that are not tuned or measured yet are compared, too.
     compared = max(len(matrix.variants), len(matrix.written)) - 1
-    if compared == 0 or len(matrix.source.study.axes) > 1:
+    has_effects = test.has_means and len(matrix.source.study.axes) > 1
+    if compared == 0 or has_effects:
         return None
     seeds = len(matrix.list_seeds())
+    fewest = test.find_fewest(test.share_level(ALPHA, compared))
     if matrix.screening is not None:
         stages = designs.Screening(matrix.screening.screen, matrix.screening.keep, seeds)
-        return StudyPower(compared, seeds, stages.power(compared), None, matrix.screening)
-    design = designs.find_better(compared, seeds)
+        power = stages.power(compared, test)
+        return StudyPower(compared, seeds, fewest, power, None, matrix.screening)
+    design = designs.find_better(compared, seeds, test)
     screening = None
     if design is not None:
         screening = PlannedScreening(
-            **design._asdict(), trainings=design.trainings(compared), power=design.power(compared)
+            **design._asdict(),
+            trainings=design.trainings(compared),
+            power=design.power(compared, test),
         )
-    return StudyPower(compared, seeds, designs.find_power(compared, seeds), screening)
+    power = designs.find_power(compared, seeds, test)
+    return StudyPower(compared, seeds, fewest, power, screening)

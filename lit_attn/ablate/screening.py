@@ -98,7 +98,7 @@ def _choose_metric(source: StudySource, written: list[Variant]) -> Metric:
             resolved = choice.resolve(variant.experiment)
         except ValueError as error:
             raise source.error(path, f"{error}; design.select names another metric") from error
-    return resolved
+    return resolved.untested
 
 
 def _name_metric(source: StudySource, compared: Metric) -> tuple[tuple[str, ...], MetricChoice]:

@@ -178,7 +178,7 @@ def read_search(
                 ("tune",), f"variant '{variant.name}': its data have no validation split"
             )
         try:
-            metric = MetricChoice(name=options.select).resolve(variant.experiment)
+            metric = MetricChoice(name=options.select).resolve(variant.experiment).untested
         except ValueError as error:
             raise source.error(("tune", "select"), str(error)) from error
     return Search(source, keys, options, metric, changes)

@@ -40,7 +40,11 @@ class Seal(Record):
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
-        metric = {f"metric.{key}": value for key, value in self.metric.model_dump().items()}
+        metric = {}
+        for key in Metric.model_fields:
+            # The event is a property of the metric, and no decision.
+            if key != "event":
+                metric[f"metric.{key}"] = getattr(self.metric, key)
         keys = {"baseline", "match", "tune", "exclude"}
         return metric | self.model_dump(include=keys) | {"design": self.design}
 

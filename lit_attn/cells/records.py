@@ -35,8 +35,10 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -109,7 +111,9 @@ class Metric(Record):
     the printed one (100 for an accuracy in percent). `selection` chooses the epoch: the last one,
     or the one with the best value of `name` on the validation split. Test results never choose an
     epoch. `margin` is the largest difference in printed units that does not matter: with it the
-    report tests which variants are equivalent to the baseline.
+    report tests which variants are equivalent to the baseline. `event` names the event of a metric
+    that is the time until it, in training steps; a run without it has all of its steps. `pairs` is
+    the test (lit_attn.report.statistics.PAIRS).
     """
 
     name: str
@@ -118,6 +122,22 @@ class Metric(Record):
     scale: FiniteFloat
     selection: Literal["last", "best-validation"] = "last"
     margin: FiniteFloat | None = Field(None, gt=0)
+    event: str = ""
+    pairs: Literal["seed", "log-rank"] = "seed"
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the values; a metric without an event is written as in earlier versions."""
+        content: dict[str, Any] = serialize(self)
+        for key in ("event", "pairs"):
+            if content[key] == type(self).model_fields[key].default:
+                del content[key]
+        return content
+
+    @property
+    def untested(self) -> "Metric":
+        """The metric as the choice of variants or values sees it, which compares means alone."""
+        return self.model_copy(update={"event": "", "pairs": "seed"})
 
     @property
     def averaged(self) -> bool:

@@ -56,13 +56,15 @@ class MetricInfo(NamedTuple):
 
     `label` heads the column, `scale` turns the logged value into the printed one, and `goal` says
     which direction is better, None if the metric does not say. A `*` at the end stands for names
-    that only the files know.
+    that only the files know. `event` makes it the time until an event, in training steps, and names
+    the event in tables ("solved"); a run without the event has all of its planned steps.
     """
 
     name: str
     label: str
     scale: float = 1.0
     goal: Goal | None = "min"
+    event: str = ""
 
     def match(self, name: str) -> "MetricInfo | None":
         """Return this metric with the label for `name`, or None if `name` is another metric."""
@@ -326,6 +328,11 @@ class MetricChoice(Config):
         gt=0,
         description="largest difference that does not matter, in printed units; null: no test",
     )
+    pairs: Literal["seed", "log-rank"] | None = Field(
+        None,
+        description="test: seed, sign flips of pairs of equal seeds, or log-rank, of times until an"
+        " event; null: log-rank for such a time, seed for any other metric",
+    )
 
     @property
     def _is_default(self) -> bool:
@@ -350,14 +357,31 @@ class MetricChoice(Config):
             raise ValueError(f"'{self.name}' is not evaluated on a split; set `selection: last`")
         if self.selection == "best-validation" and "val" not in splits:
             raise ValueError("best-validation needs a validation split: set data.validation")
-        values = {"label": info.label, "goal": info.goal, "scale": info.scale}
+        values: dict[str, Any] = {"label": info.label, "goal": info.goal, "scale": info.scale}
+        values["event"] = info.event
+        values["pairs"] = "log-rank" if info.event else "seed"
         # The keys that the study writes count before those of the metric.
         values |= self.model_dump(exclude_none=True)
         if self._is_default:
             values["name"] = info.name
         if values["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
+        if values["pairs"] == "log-rank":
+            self._check_log_rank(info)
         return Metric.model_validate(values)
+
+    def _check_log_rank(self, info: MetricInfo) -> None:
+        """Raise ValueError if a log-rank test cannot answer what the study asks."""
+        if not info.event:
+            raise ValueError(
+                f"'{self.name}' is not the time until an event, which a log-rank test needs; leave"
+                " `pairs` out"
+            )
+        if self.margin is not None:
+            raise ValueError(
+                "a log-rank test has no interval that could lie within `margin`; leave it out, or"
+                " write `pairs: seed`"
+            )
 
     def _find_info(self, metrics: list[MetricInfo]) -> MetricInfo:
         """Return the metric with the name of this choice; ValueError if none has it.

@@ -43,17 +43,27 @@ class Values(Entry):
     """Values of the metric of a variant or of the baseline, in printed units.
 
     `n` counts the runs with a value, `sd` is the sample standard deviation (null below two runs).
+    Times until an event have the number of runs with it as `events`; under the log-rank test they
+    have a `median` (null if it is not reached) in place of a mean.
     """
 
     n: int
     mean: float | None
     sd: float | None
+    median: float | None = None
+    events: int | None = None
+
+    @property
+    def center(self) -> float | None:
+        """Mean, or median of times until an event."""
+        return self.median if self.mean is None else self.mean
 
 
 class Interval(Entry):
     """Mean difference to the baseline with its 95 % interval, in printed units.
 
     It is the mean of the differences of pairs, or the difference of the means of independent runs.
+    Under the log-rank test it is the difference of the medians and has no interval.
     """
 
     mean: float
@@ -231,7 +241,8 @@ class BudgetPlan(Entry):
 class JudgedStudy(Entry):
     """Verdicts of a study.
 
-    `pairs` is "seed" if runs with one seed belong together, and "none" for independent runs; `test`
+    `pairs` is "seed" if runs with one seed belong together, "none" for independent runs, and
+    "log-rank" for the times until an event of runs with equal seeds; `test`
     names the test. `validity` says whether the baseline is better than the best rule without
     attention (null: no rule is known). No variant of a study below its floor is called better.
     `notes` are the odd things of the runs of another program, such as missing and equal values.

@@ -1,7 +1,6 @@
 """Figures of a study's results: differences of every seed, learning curves, costs."""
 
 import math
-import statistics
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     labels = []
     for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
         values = study.values(name)
-        mean = statistics.fmean(values.values()) if values else None
+        mean = study.center(name)
         _draw_dots(left, row, list(values.values()), name, mean)
         if mean is not None:
             bars = left.plot(mean, row, "|", color="black", markersize=13)
@@ -230,7 +229,10 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     """Draw metric and paired difference against steps, training FLOPs and seconds of training.
 
     The difference is that to the baseline with the same seed at the same (interpolated) cost.
+    Returns None for times until an event, which have no curve.
     """
+    if study.plan.metric.event:
+        return None
     names = _order_variants(study, comparisons)[: drawing.MOST_BANDS]
     values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
@@ -338,8 +340,10 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
 
     Step times are drawn only for variants whose seeds agree on them, and that were measured in
     turns with the baseline. The legend orders the variants by their means. Returns None if all
-    costs are equal or unknown.
+    costs are equal or unknown, and for values that have no mean.
     """
+    if not study.test.has_means:
+        return None
     frame = _select_costs(study, summary)
     costs = [cost for cost in COSTS if _has_range(frame[cost])]
     if not costs:

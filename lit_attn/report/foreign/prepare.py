@@ -53,7 +53,7 @@ class Choices:
     @property
     def is_paired(self) -> bool:
         """True if runs of two variants with one seed belong together."""
-        return self.pairs in TESTS and TESTS[self.pairs].is_paired
+        return self.pairs in PAIRS and TESTS[self.pairs].is_paired
 
 
 class Prepared(NamedTuple):
@@ -180,7 +180,7 @@ def _check_choices(table: RunTable, choices: Choices) -> None:
 
 
 def _check_pairs(_: RunTable, choices: Choices) -> None:
-    if choices.pairs not in TESTS:
+    if choices.pairs not in PAIRS:
         options = [f"--pairs {value} ({words})" for value, words in PAIRS.items()]
         raise ConfigError(
             f"say with --pairs whether runs of two variants belong together: {' or '.join(options)}"

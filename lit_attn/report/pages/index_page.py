@@ -24,8 +24,14 @@ from lit_attn.cells.records import Origin
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.records.skipped import LOG
 from lit_attn.report.statistics import stats
-from lit_attn.report.statistics.significance import OWN_TEST
-from lit_attn.report.tables.columns import NOTHING, choose_digits, format_difference, format_spread
+from lit_attn.report.statistics.significance import TESTS
+from lit_attn.report.tables.columns import (
+    NOTHING,
+    choose_digits,
+    format_difference,
+    format_number,
+    format_spread,
+)
 from lit_attn.report.tables.formats import Cell, named_table, read_csv
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BELOW_FLOOR_WARNING
 from lit_attn.schema.errors import ConfigError
@@ -190,7 +196,10 @@ def _is_sealed(folder: Path) -> bool:
 def _has_enough_seeds(folder: Path) -> bool:
     """Return True if the last plan of a sealed study has enough seeds for a star."""
     seals = Seals.read_valid(folder / "seals.json")
-    return seals is not None and len(seals.seeds) >= OWN_TEST.find_fewest(stats.ALPHA)
+    if seals is None:
+        return False
+    test = TESTS[seals.entries[-1].metric.pairs]
+    return len(seals.seeds) >= test.find_fewest(stats.ALPHA)
 
 
 def _has_damaged_seal(folder: Path) -> bool:
@@ -234,8 +243,8 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
         if not pd.isna(row["difference"]):
             text = format_difference(row["difference"], row["low"], row["high"], f".{digits}f")
             differences[place] = f"{row['variant']} {text}"
-        elif baseline == NOTHING and not pd.isna(row["mean"]):
-            baseline = f"{row['variant']} {format_spread(row['mean'], row['sd'], digits)}"
+        elif baseline == NOTHING and pd.isna(row["p_adjusted"]):
+            baseline = _describe_baseline(row, digits)
     largest = NOTHING
     if differences:
         sizes = frame["difference"].abs()
@@ -243,7 +252,8 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
     differing = []
     for place, p in correction.p_values.items():
         if frame.loc[place, "significant"] and p <= stats.ALPHA:
-            differing.append(differences[place])
+            # A median that is not reached has no difference.
+            differing.append(differences.get(place, frame.loc[place, "variant"]))
     texts = [
         html.unescape(title[1]) if title else "",
         _name_first(differing) + mark if correction.p_values else NOTHING,
@@ -254,6 +264,16 @@ def _make_row(entry: Entry, correction: Correction) -> list[Cell]:
         correction.words,
     ]
     return [Cell(entry.name, link=f"{entry.name}/table.html"), *map(Cell, texts)]
+
+
+def _describe_baseline(row: "pd.Series[Any]", digits: int) -> str:
+    """Return the name of the baseline with its mean, or the median of its times until an event."""
+    median = row.get("median")
+    if not pd.isna(row["mean"]):
+        return f"{row['variant']} {format_spread(row['mean'], row['sd'], digits)}"
+    if median is not None and not pd.isna(median):
+        return f"{row['variant']} {format_number(median, 'g')}"
+    return NOTHING
 
 
 def _name_first(texts: Sequence[str]) -> str:

@@ -18,6 +18,8 @@ from lit_attn.files import require_folder
 from lit_attn.report.records.measurements import measure, shorten_hashes
 from lit_attn.report.records.skipped import LOG, describe_failure, read_or_skip
 from lit_attn.report.records.study_record import NEWER, CellRecord, StudyRecord
+from lit_attn.report.statistics.significance import TESTS
+from lit_attn.report.statistics.times import Censored
 from lit_attn.schema.errors import ConfigError, explain, require, suggest
 
 LARGEST_VALUE = 1e250
@@ -92,6 +94,7 @@ def _read_study(path: Path) -> StudyRecord:
         floors=floors,
         unreadable=unreadable,
         folder=folder,
+        test=TESTS[plan.metric.pairs],
     )
     _require_metric(path, study)
     return study
@@ -160,6 +163,9 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     if metric.name not in result.metrics:
         return record(f"without {metric.name}")
     value = result.metrics[metric.name] * metric.scale
+    if metric.event and result.metrics[metric.name] >= result.steps:
+        # A run without the event has all planned steps, and one with it fewer.
+        value = Censored(value)
     if not math.isfinite(value):
         LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
         return record("unreadable")

@@ -23,6 +23,7 @@ from lit_attn.report.statistics.shares import are_two_valued
 from lit_attn.report.statistics.significance import OWN_TEST
 from lit_attn.report.statistics.significance_base import SignificanceTest
 from lit_attn.report.statistics.stats import ALPHA, find_resolution
+from lit_attn.report.statistics.times import count_events
 
 NEWER = "of a newer version"
 """Status of a cell whose result was written by a newer version of lit_attn."""
@@ -37,7 +38,8 @@ class CellRecord:
 
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
-    per_seed.csv, times in seconds, memory in bytes. A cell of another program's table has no path.
+    per_seed.csv, times in seconds, memory in bytes. The value is a `Censored` one if the metric is
+    the time until an event that did not come. A cell of another program's table has no path.
     `modules` has the hashes of the user's modules by path.
     """
 
@@ -168,6 +170,19 @@ class StudyRecord:
     def values(self, variant: str) -> dict[int, float]:
         """Return the study's metric by seed, for the cells that have it."""
         return {c.seed: c.value for c in self.finished_cells(variant) if c.value is not None}
+
+    def center(self, variant: str) -> float | None:
+        """Return the mean of a variant, or the median of its times until an event.
+
+        It is None without a result, and if over half of the runs have not had the event.
+        """
+        return self.test.find_center(self.values(variant).values())
+
+    def count_events(self, variant: str) -> int | None:
+        """Return the runs with the event of a metric that is a time until it, None for others."""
+        if not self.plan.metric.event:
+            return None
+        return count_events(self.values(variant).values())
 
     def measurements(self, name: str, variant: str | None = None) -> list[Any]:
         """Return the recorded measurements `name`, of one variant or of all variants."""

@@ -2,8 +2,11 @@
 
 from typing import Literal
 
-Pairs = Literal["seed", "none"]
+Pairs = Literal["seed", "none", "log-rank"]
 """Values of `pairs`; each is a test of significance (lit_attn.report.statistics.significance)."""
 
 PAIRS: dict[Pairs, str] = {"seed": "the same seed is one pair", "none": "independent runs"}
-"""Meaning of each value in --help and in errors."""
+"""Values of --pairs and their meaning in --help and in errors.
+
+A table of other runs does not say which of them ended before an event, so it has no log-rank test.
+"""

@@ -68,7 +68,9 @@ def find_power(variants: int, seeds: int, test: SignificanceTest = OWN_TEST) -> 
 
 
 @cache
-def choose_screening(variants: int, trainings: int) -> Screening | None:
+def choose_screening(
+    variants: int, trainings: int, test: SignificanceTest = OWN_TEST
+) -> Screening | None:
     """Return the screening with the largest power of at most `trainings`, None if there is none."""
     best = None
     best_power = 0.0
@@ -77,26 +79,27 @@ def choose_screening(variants: int, trainings: int) -> Screening | None:
             confirm = (trainings - screen * (variants + 1)) // (keep + 1)
             design = Screening(screen, keep, confirm)
             # Fewer seeds than these never give a star.
-            if confirm < OWN_TEST.find_fewest(ALPHA):
+            if confirm < test.find_fewest(ALPHA):
                 continue
             # The power is at most the share that is kept, which is quick to compute.
             if design.share_kept(variants) <= best_power:
                 continue
-            power = design.power(variants)
+            power = design.power(variants, test)
             if power > best_power:
                 best = design
                 best_power = power
     return best
 
 
-def find_better(variants: int, seeds: int) -> Screening | None:
+def find_better(variants: int, seeds: int, test: SignificanceTest = OWN_TEST) -> Screening | None:
     """Return a screening that costs at most as much as `seeds` of all variants and finds more.
 
     Returns None with few variants, or if no screening gains GAIN.
     """
     if variants < FEWEST_VARIANTS:
         return None
-    design = choose_screening(variants, (variants + 1) * seeds)
-    if design is None or design.power(variants) < find_power(variants, seeds) + GAIN:
+    design = choose_screening(variants, (variants + 1) * seeds, test)
+    if design is None:
         return None
-    return design
+    gain = design.power(variants, test) - find_power(variants, seeds, test)
+    return design if gain >= GAIN else None

@@ -33,6 +33,10 @@ BLOCK = 2_000_000  # Largest number of keys of a block of permutations.
 SAME = 1e-6  # Relative distance of statistics that are equal up to rounding.
 
 
+Sample = tuple[Floats, Floats]
+"""Values of a group, and those of the baseline."""
+
+
 class Permutations(NamedTuple):
     """Number of permutations of a test, and whether they are all that exist."""
 
@@ -40,19 +44,19 @@ class Permutations(NamedTuple):
     is_exact: bool
 
 
-def correct_groups(baseline: Floats, groups: Sequence[Floats], draws: int = DRAWS) -> list[float]:
+def correct_samples(samples: Sequence[Sample], draws: int = DRAWS) -> list[float]:
     """Return the p of each group against the baseline, corrected for all groups.
 
-    It is that of the step-down max-T test (Westfall and Young, "Resampling-Based Multiple Testing",
+    A sample is a group and the baseline, whose values can depend on the group, such as its ranks.
+    p is that of the step-down max-T test (Westfall and Young, "Resampling-Based Multiple Testing",
     1993, algorithm 4.1), and never smaller than that of the group's own test. All groups need
     SMALLEST_GROUP values. The order of the values within a group does not matter.
     """
-    baseline = np.sort(baseline)
-    groups = [np.sort(group) for group in groups]
-    uncorrected = [group_p(baseline, group, draws) for group in groups]
-    if len(groups) < 2:
+    samples = [(np.sort(group), np.sort(baseline)) for group, baseline in samples]
+    uncorrected = [group_p(baseline, group, draws) for group, baseline in samples]
+    if len(samples) < 2:
         return uncorrected
-    joint = _step_down(baseline, groups, draws)
+    joint = _step_down(samples, draws)
     return [max(first, second) for first, second in zip(uncorrected, joint, strict=True)]
 
 
@@ -72,7 +76,7 @@ def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: in
     threshold = observed * (1 - SAME)
     permutations = count_permutations(len(baseline), size)
     if not permutations.is_exact:
-        statistics = _draw_statistics(baseline, [group], draws)
+        statistics = _draw_statistics([(group, baseline)], draws)
         return float((1 + (statistics >= threshold).sum()) / (1 + draws))
     chosen = np.array(list(itertools.combinations(range(len(values)), size)))
     sums = values[chosen].sum(axis=1)
@@ -165,7 +169,7 @@ def _studentise(first: _Moments, second: _Moments) -> Floats:
     return np.abs(difference) / np.sqrt(np.maximum(error, 1e-12))
 
 
-def _step_down(baseline: Floats, groups: Sequence[Floats], draws: int) -> list[float]:
+def _step_down(samples: Sequence[Sample], draws: int) -> list[float]:
     """Return the p of the step-down max-T test over all groups.
 
     The permutations of a group exchange only its values and the baseline's, so another group with a
@@ -173,31 +177,32 @@ def _step_down(baseline: Floats, groups: Sequence[Floats], draws: int) -> list[f
     with the probability with which both statistics then have the correlation that the common
     baseline causes.
     """
-    observed = np.array([_observe(baseline, group) for group in groups])
+    observed = np.array([_observe(baseline, group) for group, baseline in samples])
     largest_first = np.argsort(-observed, kind="stable")
-    statistics = _draw_statistics(baseline, groups, draws)
+    statistics = _draw_statistics(samples, draws)
     # Maxima over a group and all groups with smaller statistics.
     ordered = statistics[:, largest_first[::-1]]
     maxima = np.maximum.accumulate(ordered, axis=1)[:, ::-1]
     exceeding = (maxima >= observed[largest_first] * (1 - SAME)).sum(axis=0)
     # From the most to the least significant group, p never decreases.
     stepped = np.maximum.accumulate((1 + exceeding) / (1 + draws))
-    corrected = np.empty(len(groups))
+    corrected = np.empty(len(samples))
     corrected[largest_first] = stepped
     result: list[float] = corrected.tolist()
     return result
 
 
-def _draw_statistics(baseline: Floats, groups: Sequence[Floats], draws: int) -> Floats:
+def _draw_statistics(samples: Sequence[Sample], draws: int) -> Floats:
     """Return |t| of every group, (draws, groups), in `draws` seeded permutations."""
     generator = np.random.default_rng(0)
-    longest = len(baseline) + max(len(group) for group in groups)
+    runs = len(samples[0][1])  # Runs of the baseline.
+    longest = runs + max(len(group) for group, _ in samples)
     block = max(1, BLOCK // longest)
     parts = []
     for start in range(0, draws, block):
         count = min(block, draws - start)
-        shared = generator.random((count, len(baseline)))
-        columns = [_permute(baseline, group, shared, generator) for group in groups]
+        shared = generator.random((count, runs))
+        columns = [_permute(baseline, group, shared, generator) for group, baseline in samples]
         parts.append(np.stack(columns, axis=1))
     return np.concatenate(parts)
 

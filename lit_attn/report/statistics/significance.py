@@ -5,13 +5,13 @@ runs ask it. lit_attn.report.statistics.significance_base has the questions.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lit_attn.report.numbers import write_number
-from lit_attn.report.statistics import independent, stats
+from lit_attn.report.statistics import independent, stats, times
 from lit_attn.report.statistics.means import combine_means, find_ends, find_p
 from lit_attn.report.statistics.shares import difference_interval
 from lit_attn.report.statistics.significance_base import (
@@ -29,6 +29,9 @@ from lit_attn.report.statistics.significance_base import (
 from lit_attn.report.statistics.stats import DRAWS, Floats, Interval
 from lit_attn.schema.errors import plural
 
+POWER_STUDIES = 4000
+"""Simulated studies of the power of a log-rank test."""
+
 
 class PairedSeeds(SignificanceTest):
     """The sign-flip test of the differences between runs with the same seed."""
@@ -36,6 +39,7 @@ class PairedSeeds(SignificanceTest):
     pairs = "seed"
     name = "sign flips of paired differences"
     is_paired = True
+    has_seeds = True
     fewest_values = 1
     least_spread = 1e-4
     least_skewness = 1.0
@@ -224,6 +228,7 @@ class IndependentRuns(SignificanceTest):
     pairs = "none"
     name = "permutations of independent runs, studentised"
     is_paired = False
+    has_seeds = False
     fewest_values = independent.SMALLEST_GROUP
     least_spread = 1e-9
     least_skewness = 0.0
@@ -265,11 +270,11 @@ class IndependentRuns(SignificanceTest):
     ) -> dict[str, float]:
         """Return the corrected p of the variants whose samples are large enough."""
         compared = {}
-        baseline = np.zeros(0)
         for name, sample in zip(names, samples, strict=True):
             if self.is_comparable(sample):
-                compared[name], baseline = sample
-        p_values = independent.correct_groups(baseline, list(compared.values()), draws)
+                group, baseline = sample
+                compared[name] = (group, baseline)
+        p_values = independent.correct_samples(list(compared.values()), draws)
         return dict(zip(compared, p_values, strict=True))
 
     def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
@@ -358,12 +363,92 @@ class IndependentRuns(SignificanceTest):
         return f"{self.name} ({permutations.number:,} {kind} permutations)"
 
 
+class LogRank(IndependentRuns):
+    """The log-rank test of times until an event, of which some runs know only a limit.
+
+    p counts the divisions of the runs into two groups whose log-rank statistic is as large as the
+    observed one (`find_scores`). scipy.stats.logrank takes the statistic as normal, which few runs
+    do not allow: at 0.05 it has a false star in .10 of all cases with three against three runs, and
+    in .07 with five against five.
+
+    Runs with one seed are no pairs here. That is on the safe side if a seed is early or late in all
+    variants, because differences then vary less than the test expects.
+
+    The value of a variant is a median, of which few runs give no useful interval.
+    """
+
+    pairs = "log-rank"
+    name = "log-rank test by permutations"
+    has_seeds = True
+    has_means = False
+    least_skewness = math.inf
+    words: ClassVar[Mapping[str, str]] = {
+        **PairedSeeds.words,
+        "test": "log-rank test",
+        "brief_test": "log-rank test",
+        "statistic": ", by the divisions of their runs into two groups",
+        "rank_test": "permutation test of ranks",
+        "difference": "that of the medians of variant and {baseline}",
+        "brief_difference": "that of the medians",
+        "interval": "no interval",
+        "brief_interval": "no interval",
+        "coverage": "",
+    }
+    missing = "Seeds without a result are listed beside n and enter no median."
+
+    def make_sample(self, values: Values, baseline: Values) -> Sample:
+        """Return the log-rank scores of the variant and those of the baseline."""
+        scores = times.find_scores([*values.values(), *baseline.values()])
+        return [scores[: len(values)], scores[len(values) :]]
+
+    def find_center(self, values: Iterable[float]) -> float | None:
+        """Return the median, None if it is not reached."""
+        return times.find_median(values)
+
+    def find_difference(self, values: Values, baseline: Values) -> float | None:
+        """Return the difference of the medians, None if one of them is not reached."""
+        medians = [self.find_center(group.values()) for group in (values, baseline)]
+        return None if None in medians else medians[0] - medians[1]
+
+    def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
+        """Return no row: a log-rank test knows no effects of crossed factors."""
+        return {}
+
+    def find_interval(self, sample: Sample, confidence: float, step: Step) -> Interval | None:
+        """Return None."""
+        return None
+
+    def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
+        """Return the simulated power for normal times without limits, with Bonferroni's correction.
+
+        Without equal times and limits the scores belong to the places in the common order.
+        """
+        first, second = sizes
+        generator = np.random.default_rng(0)
+        scores = times.find_scores(range(first + second))
+        times_of_runs = generator.normal(size=(POWER_STUDIES, first + second))
+        times_of_runs[:, :first] += effect
+        places = times_of_runs.argsort(axis=1).argsort(axis=1)
+        sums = np.abs(scores[places[:, :first]].sum(axis=1))
+        shuffled = generator.random((DRAWS, first + second)).argsort(axis=1)[:, :first]
+        by_chance = np.sort(np.abs(scores[shuffled].sum(axis=1)))
+        # A sum is compared with equal ones up to rounding.
+        exceeding = len(by_chance) - np.searchsorted(by_chance, sums - 1e-9)
+        return float((exceeding <= level / comparisons * len(by_chance)).mean())
+
+    def _describe_limits(self, counts: Sequence[int]) -> str:
+        """Return that runs with one seed are no pairs."""
+        return "runs with the same seed are not taken as pairs"
+
+
 def _list_known(groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
     """Return the values of the groups whose variance is known, which takes two runs."""
     return {levels: list(group.values()) for levels, group in groups.items() if len(group) > 1}
 
 
-TESTS: dict[str, SignificanceTest] = {"seed": PairedSeeds(), "none": IndependentRuns()}
+TESTS: dict[str, SignificanceTest] = {
+    test.pairs: test for test in (PairedSeeds(), IndependentRuns(), LogRank())
+}
 """All tests by their value of `pairs`."""
 
 OWN_TEST = TESTS["seed"]

@@ -10,8 +10,9 @@ number of arrays.
 """
 
 import math
+import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -98,14 +99,18 @@ class SignificanceTest(ABC):
 
     `pairs` is its value of the option, and `name` its name in answers. `is_paired` says whether
     runs with one seed belong together, so that a sample has one array; otherwise a seed is only a
-    place among the runs of its variant. A sample with a p has arrays of at least `fewest_values`.
-    `least_spread` is the relative spread above which values vary, and `least_skewness` the skewness
-    from which on unequal spreads make p doubtful.
+    place among the runs of its variant. `has_seeds` says whether all variants have the same seeds,
+    so that further runs are further seeds of each. `has_means` says whether the value of a variant
+    is the mean of its runs; otherwise it is their median. A sample with a p has arrays of at least
+    `fewest_values`. `least_spread` is the relative spread above which values vary, and
+    `least_skewness` the skewness from which on unequal spreads make p doubtful.
     """
 
     pairs: ClassVar[Pairs]
     name: ClassVar[str]
     is_paired: ClassVar[bool]
+    has_seeds: ClassVar[bool]
+    has_means: ClassVar[bool] = True
     fewest_values: ClassVar[int]
     least_spread: ClassVar[float]
     least_skewness: ClassVar[float]
@@ -182,6 +187,20 @@ class SignificanceTest(ABC):
     @abstractmethod
     def find_interval(self, sample: Sample, confidence: float, step: Step) -> Interval | None:
         """Return the interval of the difference, None if the sample is too small."""
+
+    def find_center(self, values: Iterable[float]) -> float | None:
+        """Return the value of a variant with these runs, None if they have none."""
+        values = list(values)
+        return statistics.fmean(values) if values else None
+
+    def find_difference(self, values: Values, baseline: Values) -> float | None:
+        """Return the difference of a variant to the baseline, None if they have none."""
+        return self.find_direction(self.make_sample(values, baseline))
+
+    def find_direction(self, sample: Sample) -> float:
+        """Return a number that is positive if the variant's values are the larger ones."""
+        means = [float(values.mean()) for values in sample]
+        return means[0] - sum(means[1:])
 
     def find_progress(self, count: int, planned: int, are_open: Sequence[bool]) -> tuple[int, int]:
         """Return how much of a comparison is done, and how much is planned.

@@ -16,6 +16,9 @@ from lit_attn.report.tables.screening import find_words
 COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")
 """Columns of a table whose study chooses none."""
 
+TIME_COLUMNS = ("variant", "value", "reached", "n", "difference", "p")
+"""Columns of a study of times until an event, in which the runs without it count."""
+
 PHONE = ("variant", "value", "n", "difference", "p", "verdict")
 """Columns of a narrow screen: those that a reader needs to decide."""
 

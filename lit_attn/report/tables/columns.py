@@ -16,6 +16,8 @@ from lit_attn.schema.errors import plural
 NOTHING = "\N{EM DASH}"
 MINUS = "\N{MINUS SIGN}"
 STAR, DAGGER = "*", "†"
+NOT_REACHED = "not reached"
+"""Text of a median of times that over half of the runs do not have."""
 BUSY_TEXT = "busy machine"
 """Text of a time in the tables of papers and claims."""
 BUSY_MARK = "§"
@@ -117,6 +119,22 @@ def make_cells(column: Column, records: list[Record], scale: Scale) -> list[Cell
         elif fault and cell.text != NOTHING:
             cells[row] = cell._replace(mark=TIME_MARK)
     return cells
+
+
+def _value(record: Record, scale: Scale) -> str:
+    """Print mean and standard deviation, or the median of times until an event."""
+    if record["test"].has_means:
+        return format_spread(record["mean"], record["sd"], scale.digits)
+    if pd.isna(record["median"]):
+        return NOT_REACHED if record["n"] else NOTHING
+    return format_number(record["median"], "g")
+
+
+def _reached(record: Record, _: Scale) -> str:
+    """Print in how many seeds the event of a time until it has come."""
+    if pd.isna(record["reached"]):
+        return NOTHING
+    return f"{record['reached']} of {record['n']}"
 
 
 def _count(record: Record, _: Scale) -> str:
@@ -257,7 +275,8 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
 
 PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "variant": lambda r, _: str(r["variant"]),
-    "value": lambda r, s: format_spread(r["mean"], r["sd"], s.digits),
+    "value": _value,
+    "reached": _reached,
     "n": _count,
     "difference": _difference,
     "test_error": _test_error,

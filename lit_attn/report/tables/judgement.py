@@ -13,7 +13,13 @@ from lit_attn.report.answers.judged import (
 )
 from lit_attn.report.numbers import DIGITS, write_number
 from lit_attn.report.statistics.significance import TESTS
-from lit_attn.report.tables.columns import NOTHING, format_difference, format_number, format_p
+from lit_attn.report.tables.columns import (
+    NOT_REACHED,
+    NOTHING,
+    format_difference,
+    format_number,
+    format_p,
+)
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BestFloor
@@ -204,7 +210,22 @@ def _describe_stage(step: StreamStep) -> str:
 
 
 def draw_values(values: Values, form: str) -> str:
-    """Return mean and standard deviation of a variant, as far as there are any."""
+    """Return mean and standard deviation of a variant, or the median of times until an event.
+
+    The runs with the event follow, as in "160 (11 of 12)".
+    """
+    if values.events is None:
+        return _draw_spread(values, form)
+    center = _draw_spread(values, form)
+    if values.median is not None:
+        center = write_number(values.median, "g")
+    elif values.mean is None and values.n:
+        center = NOT_REACHED
+    return f"{center} ({values.events} of {values.n})"
+
+
+def _draw_spread(values: Values, form: str) -> str:
+    """Return mean and standard deviation, as far as there are any."""
     if values.mean is None:
         return NOTHING
     # A mean of exact sums has all of its digits on every processor.
@@ -404,7 +425,7 @@ def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:
             if half > 0:
                 halves.append(half)
     groups = [*(variant.values for variant in variants), baseline]
-    return find_form([abs(values.mean) for values in groups if values.mean], halves)
+    return find_form([abs(values.center) for values in groups if values.center], halves)
 
 
 def _choose_effect_form(effects: Sequence[Effect]) -> str:

@@ -55,7 +55,11 @@ def make_results_table(
     headings = []
     for column in shown:
         heading = fill(
-            column.heading, label=plan.metric.label, flops=scale.flops, memory=scale.memory
+            column.heading,
+            label=plan.metric.label,
+            event=plan.metric.event,
+            flops=scale.flops,
+            memory=scale.memory,
         )
         headings.append(heading)
     values = _template_values(study, summary, comparisons)
@@ -73,7 +77,8 @@ def make_results_table(
     doubts = [*warn_of_spreads(study), *warn_of_modes(study)]
     warnings = [*warn_of_floor(study), *warnings, *doubts]
     shown_keys = [column.key for column in shown]
-    places = choose_places(shown_keys, keys or plan.columns or brief.COLUMNS)
+    usual = brief.TIME_COLUMNS if plan.metric.event else brief.COLUMNS
+    places = choose_places(shown_keys, keys or plan.columns or usual)
     brief_caption = brief.write_brief_caption(
         study,
         summary,
@@ -252,6 +257,8 @@ def _template_values(
     metric = plan.metric
     has_failed = summary["failed"].any()
     rule = "verdict_by_star" if metric.margin is None else "verdict_by_margin"
+    if not study.test.has_means:
+        rule = "verdict_without_interval"
     words = study.test_words
     failures = {}
     for name, sentence in SENTENCES.items():
@@ -263,6 +270,7 @@ def _template_values(
         **words,
         **failures,
         "label": metric.label,
+        "event": metric.event,
         "metric": metric.name,
         "measure": _describe_measure(study),
         "direction": "Higher" if metric.goal == "max" else "Lower",

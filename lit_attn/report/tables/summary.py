@@ -73,21 +73,26 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
 
 
 def _mark_best(records: list[Record], goal: str) -> None:
-    """Set `best` of the variants with the best mean among those with all planned seeds."""
+    """Set `best` of the variants with the best mean, or median, among the complete ones."""
     complete = [record for record in records if 0 < record["planned"] == record["n"]]
     if not complete:
         return
-    means = [record["mean"] for record in complete]
-    best = max(means) if goal == "max" else min(means)
-    for record in complete:
-        record["best"] = record["mean"] == best
+    field = "mean" if any(record["mean"] is not None for record in complete) else "median"
+    valued = [record for record in complete if record[field] is not None]
+    if not valued:
+        return
+    choose = max if goal == "max" else min
+    best = choose(record[field] for record in valued)
+    for record in valued:
+        record["best"] = record[field] == best
 
 
 def _measure_targets(study: StudyRecord) -> dict[str, Record]:
     """Return the steps and seconds after which mean curves reach the baseline's final value."""
     final_values = list(study.values(study.plan.baseline).values())
     records: dict[str, Record] = {}
-    if not final_values:
+    # Before the event the curve of a time has its limit, so a mean curve says nothing.
+    if not final_values or study.plan.metric.event:
         return records
     sign = 1 if study.plan.metric.goal == "max" else -1
     # The curve of the baseline ends at the target, up to the last digits.
@@ -132,14 +137,18 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
     cells = study.variant_cells(name)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
     values = study.values(name).values()
-    mean = statistics.fmean(values) if values else None
+    center = study.center(name)
+    has_means = study.test.has_means
+    mean = center if has_means else None
     record: Record = {
         "variant": name,
         "n": len(values),
         "planned": len(cells),
         "missing": ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())),
         "mean": mean,
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "sd": statistics.stdev(values) if has_means and len(values) > 1 else None,
+        "median": None if has_means else center,
+        "reached": study.count_events(name),
         "best": False,
         "significant": False,
         "mixed": study.is_mixed(name, study.plan.baseline),

@@ -165,8 +165,8 @@ def _confirm_best(
 ) -> list[Plan]:
     """Return the plans that give the best variants and the baseline fresh runs."""
     sign = 1.0 if study.plan.metric.goal == "max" else -1.0
-    valued = [variant for variant in undecided if variant.values.mean is not None]
-    valued.sort(key=lambda variant: sign * (variant.values.mean or 0.0), reverse=True)
+    valued = [variant for variant in undecided if variant.values.center is not None]
+    valued.sort(key=lambda variant: sign * (variant.values.center or 0.0), reverse=True)
     smallest = study.test.find_fewest(stats.ALPHA)
     plans = []
     for keep in range(1, min(designs.MOST_KEPT, len(valued)) + 1):
@@ -204,7 +204,7 @@ def _make_confirmation(study: StudyRecord, kept: list[str], runs: int) -> Action
     seeds: dict[str, list[int]] = {}
     place = "Judge them alone, in a file of their own"
     shown = describe_runs(counts)
-    if study.test.is_paired:
+    if study.test.has_seeds:
         first = 1 + max(study.plan.seeds, default=-1)
         fresh = list(range(first, first + runs))
         seeds = dict.fromkeys(names, fresh)
@@ -237,7 +237,7 @@ def _continue(
     if not spread:
         return []
     compared = sum(variant.p is not None for variant in judged.variants)
-    if not study.test.is_paired:
+    if not study.test.has_seeds:
         plans = []
         for variant in spread:
             plan = _continue_runs(study, variant, compared, budget)
@@ -321,7 +321,7 @@ def predict_verdict(
     spreads = np.sqrt(squares / generator.chisquare(freedom, size=DRAWS))
     completed = []
     for group in groups:
-        further = runs if is_fresh or study.test.is_paired else runs - len(group)
+        further = runs if is_fresh or study.test.has_seeds else runs - len(group)
         completed.append(_complete(group, further, spreads, generator, is_fresh=is_fresh))
     # All groups now have the same number of runs.
     count = completed[0].runs

@@ -73,13 +73,13 @@ def compare_variants(study: StudyRecord, with_power: bool = True) -> Comparisons
         if name in adjusted:
             counts.append(count)
             # Bonferroni's correction of the simultaneous intervals.
-            record = _describe(sample, study, level / len(adjusted), outcomes.draws)
+            record = _describe(name, sample, study, level / len(adjusted), outcomes.draws)
         record["failed"] = len(failed[name])
         record["failure_p"] = failure_p.get(name)
         record["level"] = level
         record["p_adjusted"] = adjusted.get(name)
         record["significant"] = adjusted.get(name, math.inf) <= level
-        record["verdict"] = _judge(record, plan.metric.goal, plan.metric.margin)
+        record["verdict"] = _judge(record, study)
         if failed[name] or failed[plan.baseline]:
             p, favour = ranked.get(name, (1.0, 0.0))
             _confirm(record, p, favour, plan.metric.goal)
@@ -161,7 +161,7 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
     A failed seed drops out of the mean, so this second test must agree, also in direction. `p` is
     its corrected p, and `favour` its rank sum, which is positive in favour of the variant.
     """
-    gain = record.get("difference", 0.0) * (1 if goal == "max" else -1)
+    gain = record.get("direction", 0.0) * (1 if goal == "max" else -1)
     is_confirmed = p <= record["level"] and gain * favour > 0
     record["p_ranked"] = p
     record["significant"] = record["significant"] and is_confirmed
@@ -171,8 +171,13 @@ def _confirm(record: dict[str, Any], p: float, favour: float, goal: str) -> None
         record["verdict"] = "undecided"
 
 
-def _describe(sample: Sample, study: StudyRecord, alpha: float, draws: int) -> dict[str, Any]:
-    """Return the numbers of a sample by CSV field; `alpha` is the error of one interval."""
+def _describe(
+    name: str, sample: Sample, study: StudyRecord, alpha: float, draws: int
+) -> dict[str, Any]:
+    """Return the numbers of a variant's sample by CSV field; `alpha` is the error of one interval.
+
+    A difference of medians can be unknown; `direction`, which is no field, never is.
+    """
     test = study.test
     step = Step(study.resolution, study.plan.metric.scale if study.is_two_valued else None)
     # Rounding makes equal values unequal.
@@ -180,7 +185,8 @@ def _describe(sample: Sample, study: StudyRecord, alpha: float, draws: int) -> d
     record: dict[str, Any] = {
         "pairs": len(sample[0]),
         "p": test.find_p(sample, draws),
-        "difference": float(sample[0][0]),
+        "difference": test.find_difference(study.values(name), study.values(study.plan.baseline)),
+        "direction": test.find_direction(sample),
         "ties": test.count_ties(sample, tie),
     }
     interval = test.find_interval(sample, 1 - ALPHA, step)
@@ -209,20 +215,31 @@ def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
     A star decides between better and worse. With a margin the simultaneous interval must agree, or
     shows that a variant is equivalent. Every other variant is undecided.
     """
+    verdict = record.get("verdict")
+    if verdict is not None and not pd.isna(verdict):
+        return str(verdict)
     difference = record.get("difference")
     if difference is None or pd.isna(difference):
         return None
     if plan.metric.margin is not None:
-        verdict = record.get("verdict")
-        return "undecided" if verdict is None or pd.isna(verdict) else str(verdict)
+        return "undecided"
     if not record["significant"]:
         return "undecided"
     is_larger = difference > 0
     return "better" if is_larger == (plan.metric.goal == "max") else "worse"
 
 
-def _judge(record: dict[str, Any], goal: str, margin: float | None) -> str | None:
-    """Return the verdict with a margin, or None without a margin or an interval."""
+def _judge(record: dict[str, Any], study: StudyRecord) -> str | None:
+    """Return the verdict with a margin, or of a test without intervals; None otherwise.
+
+    Without an interval the verdict is a column of its own: a difference of medians can be unknown.
+    """
+    goal = study.plan.metric.goal
+    margin = study.plan.metric.margin
+    if not study.test.has_means and "direction" in record:
+        if not record["significant"]:
+            return "undecided"
+        return "better" if (record["direction"] > 0) == (goal == "max") else "worse"
     if margin is None or "margin" not in record:
         return None
     if record["margin"] < margin:

@@ -11,12 +11,14 @@ from lit_attn.report.statistics.significance_base import Sample
 
 
 def describe_values(study: StudyRecord, name: str) -> Values:
-    """Return number, mean and sample standard deviation of a variant's values."""
+    """Return number, mean and sample standard deviation of a variant's values, or their median."""
     values = list(study.values(name).values())
-    mean = statistics.fmean(values) if values else None
-    return Values(
-        n=len(values), mean=mean, sd=statistics.stdev(values) if len(values) > 1 else None
-    )
+    center = study.center(name)
+    events = study.count_events(name)
+    if not study.test.has_means:
+        return Values(n=len(values), mean=None, sd=None, median=center, events=events)
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return Values(n=len(values), mean=center, sd=sd, events=events)
 
 
 def measure_cost(study: StudyRecord, name: str) -> Cost:

@@ -1,12 +1,11 @@
 """The best floor of a study, its row in the table, and whether the baseline is above it."""
 
-import statistics
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from lit_attn.report.numbers import write_number
 from lit_attn.report.records.study_record import StudyRecord
-from lit_attn.report.tables.columns import NOTHING, format_number
+from lit_attn.report.tables.columns import NOT_REACHED, NOTHING, format_number
 from lit_attn.report.tables.formats import Cell
 
 Validity = Literal["below-floor", "above-floor"]
@@ -68,11 +67,11 @@ def is_better(value: float, other: float, goal: Literal["max", "min"]) -> bool:
 def find_validity(study: StudyRecord) -> Validity | None:
     """Return whether the baseline's mean is better than the best floor; None if it is unknown."""
     floor = find_best_floor(study)
-    values = list(study.values(study.plan.baseline).values())
-    if floor is None or not values:
+    if floor is None or not study.values(study.plan.baseline):
         return None
-    mean = statistics.fmean(values)
-    is_above = is_better(mean, floor.value, study.plan.metric.goal)
+    center = study.center(study.plan.baseline)
+    # A median that is not reached is no better than any limit.
+    is_above = center is not None and is_better(center, floor.value, study.plan.metric.goal)
     return "above-floor" if is_above else "below-floor"
 
 
@@ -82,8 +81,8 @@ def warn_of_floor(study: StudyRecord) -> list[str]:
     if floor is None or find_validity(study) != "below-floor":
         return []
     metric = study.plan.metric
-    mean = statistics.fmean(study.values(study.plan.baseline).values())
-    value = write_number(mean, ".4g")
+    center = study.center(study.plan.baseline)
+    value = NOT_REACHED if center is None else write_number(center, ".4g")
     return [
         f"{BELOW_FLOOR_WARNING}{study.plan.baseline} has {metric.label} {value},"
         f" and {floor.rule} {write_number(floor.value, '.4g')} without attention"

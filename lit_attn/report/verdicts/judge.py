@@ -188,7 +188,7 @@ def judge_variant(
 
 def _find_interval(record: dict[str, Any]) -> Interval | None:
     """Return the mean difference with its interval, None without pairs."""
-    if "difference" not in record:
+    if record.get("difference") is None:
         return None
     return Interval(mean=record["difference"], low=record.get("low"), high=record.get("high"))
 

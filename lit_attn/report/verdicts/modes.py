@@ -16,8 +16,11 @@ MOST_NAMED = 6
 def warn_of_modes(study: StudyRecord) -> list[str]:
     """Return a warning with the share of each variant if the values of seeds fall in two groups.
 
-    A metric with the values 0 and 1 needs none: its mean is the share, and its test is exact.
+    A metric with the values 0 and 1 needs none: its mean is the share, and its test is exact. Nor
+    do medians: the values of seeds are not averaged.
     """
+    if not study.test.has_means:
+        return []
     values = {}
     for variant in study.plan.variants:
         by_seed = list(study.values(variant.name).values())

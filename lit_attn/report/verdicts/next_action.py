@@ -33,7 +33,7 @@ def find_action(
     undecided = [variant for variant in variants if is_undecided(variant)]
     if not undecided:
         return make_action("none", "Every verdict is decided; nothing remains to run.")
-    if not study.test.is_paired:
+    if not study.test.has_seeds:
         valued = [variant for variant in undecided if variant.values.mean is not None]
         untested = [variant for variant in valued if variant.difference is None]
         if untested:
@@ -42,7 +42,7 @@ def find_action(
     if possible:
         cheapest = min(possible, key=lambda variant: variant.pairs_for_verdict or 0)
         needed = cheapest.pairs_for_verdict or 0
-        if not study.test.is_paired:
+        if not study.test.has_seeds:
             reason = (
                 f": {cheapest.label} would be decided with {needed} runs of each if means and"
                 " spreads stay as measured"
@@ -52,7 +52,8 @@ def find_action(
             f": {cheapest.label} would be decided if its mean difference and its spread stay as"
             " measured"
         )
-        added = max(1, needed - (cheapest.seeds.pairs or 0))
+        done = cheapest.seeds.done if cheapest.seeds.pairs is None else cheapest.seeds.pairs
+        added = max(1, needed - done)
         return add_seeds(study, cheapest, added, make_command, reason)
     failed = [variant for variant in undecided if variant.seeds.failed]
     baseline_failed = any(
