@@ -29,7 +29,7 @@ class ProbeTask(LanguageModelling):
         return ProbeMetrics()
 
     def metric_names(self, split: str) -> list[str]:
-        return ["accuracy", "solved", "loss", "unsolved_steps"]
+        return ["accuracy", "solved", "errors", "loss", "unsolved_steps"]
 
     def values_of_training(self, prefix: str, values: Mapping[str, float]) -> dict[str, float]:
         """Return the steps of the last evaluation before the split was solved.
@@ -84,30 +84,38 @@ class ProbeTask(LanguageModelling):
 
 
 class ProbeMetrics(Metric):
-    """Loss and accuracy of all targets, and 1 if the accuracy reaches SOLVED, otherwise 0."""
+    """Loss and accuracy of all targets, whether it reaches SOLVED, and sequences with an error."""
 
     total: Tensor
     correct: Tensor
     targets: Tensor
+    failed: Tensor
+    sequences: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("correct", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("targets", torch.tensor(0), dist_reduce_fx="sum")
+        for name in ("correct", "targets", "failed", "sequences"):
+            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add logits (N, V) of the N targets that count, and targets (B, n)."""
-        counted_targets = targets[targets != IGNORED]
+        counted = targets != IGNORED
+        counted_targets = targets[counted]
         losses = F.cross_entropy(logits, counted_targets, reduction="none")
         self.total += losses.sum(dtype=torch.float64)
-        self.correct += (logits.argmax(-1) == counted_targets).sum()
+        is_wrong = logits.argmax(-1) != counted_targets
+        self.correct += (~is_wrong).sum()
         self.targets += len(counted_targets)
+        self.failed += torch.zeros_like(counted).masked_scatter(counted, is_wrong).any(1).sum()
+        # A row of padding has no target.
+        self.sequences += counted.any(1).sum()
 
     def compute(self) -> dict[str, Tensor]:
         accuracy = self.correct / self.targets
         return {
             "accuracy": accuracy,
             "solved": (accuracy >= SOLVED).double(),
+            "errors": self.failed / self.sequences,
             "loss": self.total / self.targets,
         }

@@ -198,6 +198,22 @@ class ProbeData(TokenDataModule):
         return self.padded_loader(range(len(tokens)), collate)
 
 
+def draw_distinct(
+    generator: np.random.Generator, weights: np.ndarray, count: int, size: int
+) -> Ids:
+    """Draw `size` different places of `weights` (N,) for each of `count` sequences, (B, size).
+
+    The places are drawn one after another, each with a probability proportional to its weight among
+    those that are left. The order of the smallest exponential variates with these rates has exactly
+    this distribution (Efraimidis and Spirakis 2006).
+    """
+    waiting_times = generator.standard_exponential((count, len(weights))) / weights
+    order = np.argpartition(waiting_times, size - 1, axis=1)[:, :size]
+    drawn_times = np.take_along_axis(waiting_times, order, axis=1)
+    by_time = np.argsort(drawn_times, axis=1)
+    return np.take_along_axis(order, by_time, axis=1).astype(np.int64)
+
+
 def read_rows(probe: Probe, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the tokens and targets of fixed training rows, which the first cell draws and keeps.
 
@@ -249,6 +265,7 @@ class ProbeTaskConfig(Task, kind="probe"):
         return (
             percent("accuracy", "accuracy"),
             percent("solved", f"seeds with an accuracy of at least {SOLVED:.0%}"),
+            percent("errors", "sequences with a wrong answer", goal="min"),
             MetricInfo("loss", "loss (nats per target)"),
             MetricInfo(
                 "unsolved_steps", "training steps before the probe is solved", event="solved"

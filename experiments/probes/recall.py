@@ -14,7 +14,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from probes import IGNORED, Ids, Probe
+from probes import IGNORED, Ids, Probe, draw_distinct
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lit_attn.schema.base import Share, consistency_check
@@ -75,22 +75,6 @@ class RecallConfig(Probe, kind="recall"):
             raise ValueError(
                 f"length: {self.pairs} pairs and their queries need {4 * self.pairs} tokens"
             )
-
-
-def draw_distinct(
-    generator: np.random.Generator, weights: np.ndarray, count: int, size: int
-) -> Ids:
-    """Draw `size` different places of `weights` (N,) for each of `count` sequences, (B, size).
-
-    The places are drawn one after another, each with a probability proportional to its weight among
-    those that are left. The order of the smallest exponential variates with these rates has exactly
-    this distribution (Efraimidis and Spirakis 2006).
-    """
-    waiting_times = generator.standard_exponential((count, len(weights))) / weights
-    order = np.argpartition(waiting_times, size - 1, axis=1)[:, :size]
-    drawn_times = np.take_along_axis(waiting_times, order, axis=1)
-    by_time = np.argsort(drawn_times, axis=1)
-    return np.take_along_axis(order, by_time, axis=1).astype(np.int64)
 
 
 def arrange_recall(keys: Ids, values: Ids, gaps: Ids, fillers: Ids) -> tuple[Ids, Ids]:

@@ -49,6 +49,7 @@ CONFIGS = {
         search.InductionConfig,
         search.NeedleConfig,
         search.OverwrittenNeedleConfig,
+        search.FindBlockConfig,
         tracking.ParityConfig,
         tracking.PermutationsConfig,
     )
@@ -238,6 +239,21 @@ def guess_written(config: Any, tokens: np.ndarray, generator: np.random.Generato
     return guesses
 
 
+def guess_asked(config: Any, tokens: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Guess a letter of the question that has not come yet, or any other that has not."""
+    guesses = np.full_like(tokens, config.vocabulary - 1)
+    size = config.block
+    for row, guess in zip(tokens, guesses, strict=True):
+        question = row[-size - config.question : -size]
+        for place in range(size):
+            come = row[len(row) - size : len(row) - size + place]
+            candidates = np.setdiff1d(question, come)
+            if not len(candidates):
+                candidates = np.setdiff1d(np.arange(config.letters), come)
+            guess[place - size - 1] = generator.choice(candidates)
+    return guesses
+
+
 RULES = {
     "recall": guess_values,
     "context-recall": guess_ids(8, 16),
@@ -249,6 +265,7 @@ RULES = {
     "induction": guess_ids(0, 15),
     "needle": guess_ids(8, 16),
     "overwritten-needle": guess_written,
+    "find-block": guess_asked,
     "parity": guess_states,
     "permutations": guess_states,
 }
@@ -340,6 +357,7 @@ def test_metrics_count_only_targets() -> None:
     # Equal logits count as id 0, so all three targets are right.
     assert values["accuracy"] == 1
     assert values["solved"] == 1
+    assert values["errors"] == 0
     chosen = -torch.log_softmax(torch.tensor([5.0, 0, 0, 0]), 0)[0]
     expected = (2 * chosen + torch.log(torch.tensor(4.0))) / 3
     torch.testing.assert_close(values["loss"].float(), expected)
@@ -347,6 +365,11 @@ def test_metrics_count_only_targets() -> None:
     # Loss, targets and right answers of each sequence.
     assert sums[:, 1:].tolist() == [[1, 1], [2, 2]]
     torch.testing.assert_close(sums[:, 0].sum() / 3, expected)
+    # One wrong target of two, and a row of padding, which is no sequence.
+    padded = torch.tensor([[1, IGNORED, IGNORED], [IGNORED, 2, 3], [IGNORED] * 3])
+    metrics.reset()
+    metrics.update(logits[targets != IGNORED], padded)
+    assert metrics.compute()["errors"] == 0.5
 
 
 @pytest.mark.parametrize("kind", ["gpt", "compressor", "adaptive"])
