@@ -26,9 +26,9 @@ def build(preset: str) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-# Layers of each path, with values of the first layer, and with parameters of their own depth.
+# Layers of each path, with values of the first layer, with a latent, and with blocks of keys.
 PRESETS_COUNTED = ["standard", "belief2", "mgk", "linear", "dcmha", "value-residual-learned"]
-PRESETS_COUNTED += ["differential", "mla", "moba"]
+PRESETS_COUNTED += ["mla", "moba"]
 
 
 @pytest.mark.parametrize("preset", PRESETS_COUNTED)
