@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
+from helpers.commands import run_python
 from helpers.fake_study import write_study
 from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, make_body, run_cli, start_cli
@@ -112,8 +113,7 @@ def test_results_of_another_user_are_one_line() -> None:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         studies.write(Path(name), make_body("ok"))
-        command = [sys.executable, "-c", AS_OTHER_USER, "ablations.yaml", "--dry-run"]
-        done = subprocess.run(command, cwd=name, capture_output=True, text=True, check=False)
+        done = run_python(Path(name), "-c", AS_OTHER_USER, "ablations.yaml", "--dry-run")
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     # The owner of the folder is read before its cells.
@@ -130,8 +130,7 @@ def test_the_status_names_a_folder_of_another_user(place: str) -> None:
         (Path(name) / place).chmod(0o700)
         code = AS_OTHER_USER.replace("main(sys.argv[1:])\n", "", 1).replace("mkdir", "chmod")
         code = code.replace("Path('runs')", f"Path({place!r})")
-        command = [sys.executable, "-c", code, "status"]
-        done = subprocess.run(command, cwd=name, capture_output=True, text=True, check=False)
+        done = run_python(Path(name), "-c", code, "status")
     assert done.returncode == 2
     assert done.stderr == f"{place}: Permission denied\n"
 
