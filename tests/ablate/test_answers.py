@@ -1,8 +1,6 @@
 """Dry run, `status` and `report` with --json: answers for programs."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -177,21 +175,6 @@ def test_a_dry_run_prints_the_power_and_a_better_screening(
     screening = study["screening"]
     assert (screening["screen"], screening["keep"], screening["confirm"]) == (4, 2, 14)
     assert screening["trainings"] == 126
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("words", [["--help"], ["status", "--help"], ["run", "--help"]])
-def test_help_imports_no_statistics(words: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from lit_attn.__main__ import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        "sys.exit('scipy' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=True)
 
 
 def test_a_dry_run_names_the_floors_of_the_data(
