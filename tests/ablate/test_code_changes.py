@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
+from helpers.commands import Command, start_with_pipe
 from helpers.holding import hold_at
 from helpers.paths import ROOT
 from helpers.runs import is_held, wait_until
@@ -51,22 +52,29 @@ EXPERIMENT = studies.EXPERIMENT.replace("  epochs: 2", "  epochs: 1\n  accelerat
 
 
 @contextlib.contextmanager
-def held_study(folder: Path, package: Path) -> Iterator[subprocess.Popen[str]]:
+def held_study(folder: Path, package: Path) -> Iterator[subprocess.Popen[str] | Command]:
     """Start a study with the package in `package`, and wait until its first cell is training."""
+    process: subprocess.Popen[str] | Command
     studies.write(folder, BODY, EXPERIMENT)
     (folder / "net.py").write_text(NET)
     for name in ("beside", "late"):
         (folder / f"{name}.py").write_text("SCALE = 1.0\n")
     hold_at(folder, 3)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "helpers.holding", "ablations.yaml", "--jobs", "1"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT / 'tests'}"},
-    )
+    words = ("-m", "helpers.holding", "ablations.yaml", "--jobs", "1")
+    environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT / 'tests'}"}
+    if package == ROOT:
+        process = start_with_pipe(folder, words, environment, is_leader=True)
+    else:
+        # A fork would have imported the package of the tests.
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
     try:
         cells = folder / "runs" / "tiny"
         wait_until(lambda: any(map(is_held, cells.glob("*/*"))) or process.poll() is not None)
@@ -79,7 +87,7 @@ def held_study(folder: Path, package: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def finish(folder: Path, process: subprocess.Popen[str]) -> str:
+def finish(folder: Path, process: subprocess.Popen[str] | Command) -> str:
     """Let all cells continue, and return the output of the run, which has to succeed."""
     (folder / "hold").unlink()
     output, _ = process.communicate(timeout=500)
