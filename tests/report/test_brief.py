@@ -20,6 +20,8 @@ from lit_attn.report.tables.formats import (
 from lit_attn.report.tables.terminal import FILE_SCREEN, Column, draw_table
 from lit_attn.schema.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 HEADINGS = ["variant", "accuracy (%)", "n", r"difference \[95 %\]", "p", "ms / step"]
 
 

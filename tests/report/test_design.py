@@ -27,6 +27,8 @@ from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
 
 

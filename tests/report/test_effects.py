@@ -19,6 +19,8 @@ from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.tables.effects import Effect, find_effects
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 CORNERS = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
 
 

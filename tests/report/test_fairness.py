@@ -18,6 +18,8 @@ from lit_attn.report.figures.tuning import draw_tuning, read_trials
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.verdicts.comparison import compare_variants
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 VARIANTS = {"standard": 0.0, "mgk": 0.03, "mgk@time": -0.02, "xsa": 0.01, "xsa@time": 0.01}
 
 

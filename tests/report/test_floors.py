@@ -12,6 +12,8 @@ from lit_attn.report.tables.judgement import describe_answer
 from lit_attn.report.verdicts.floors import find_best_floor, find_validity
 from lit_attn.report.verdicts.judge import judge_study
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 def write_floors(study: Path, **accuracies: float) -> None:
     """Write the accuracy of each rule on test, and a better one of another split and metric."""

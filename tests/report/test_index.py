@@ -13,6 +13,8 @@ from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.pages.index_page import make_index_page
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 HEADINGS = ["title", "differs", "largest", "baseline", "n", "done", "corrected"]
 LOSS = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
 

@@ -14,6 +14,8 @@ from lit_attn.report.papers.claims import judge_claims
 from lit_attn.report.papers.page import make_claims_table
 from lit_attn.report.papers.published import read_records
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

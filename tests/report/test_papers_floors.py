@@ -13,6 +13,8 @@ from lit_attn.report.papers.page import make_claims_table, make_tables, write_pa
 from lit_attn.report.papers.published import read_records
 from lit_attn.report.tables.formats import Table
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 WARNING = "Below its floor: standard has accuracy (%) 80.2, and 1 nearest neighbour 90 without"
 
 

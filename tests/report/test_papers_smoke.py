@@ -10,6 +10,8 @@ from lit_attn.report.__main__ import main
 from lit_attn.report.papers.page import write_paper
 from lit_attn.schema.mistakes import EXIT_CODE
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 NOTE = "Smoke run: every cell was trained for one step"
 
 

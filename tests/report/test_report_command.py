@@ -1,8 +1,6 @@
 """The command `python -m lit_attn.report`: its options, its errors, and what it reads."""
 
 import io
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +43,7 @@ def test_the_command_line_reports_every_study(
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 
 
+@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.process
 def test_a_row_reads_the_cells_of_its_variant_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +67,7 @@ def test_a_row_reads_the_cells_of_its_variant_alone(
     assert counts[0] == counts[1]
 
 
+@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.process
 def test_studies_can_be_named_by_one_option_or_by_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -97,14 +97,6 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
-
-
-def test_help_imports_neither_pandas_nor_torch() -> None:
-    code = (
-        "import sys, lit_attn.report.__main__;"
-        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

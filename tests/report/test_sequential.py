@@ -15,6 +15,8 @@ from lit_attn.report.statistics.sequential import look_level, spent_alpha
 from lit_attn.report.tables.judgement import describe_answer
 from lit_attn.report.verdicts.judge import judge_study
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 ALPHA = 0.05
 
 

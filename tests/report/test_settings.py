@@ -9,6 +9,8 @@ from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 CONFIG = """
 study: fake
 seed: {seed}

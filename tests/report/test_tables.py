@@ -19,6 +19,7 @@ from lit_attn.cells.records import (
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_the_table_states_which_trainings_stopped_early(tmp_path: Path) -> None:
     runs = write_study(tmp_path / "runs", seeds=3)
     plan = Plan.read(runs / "plan.json")
@@ -70,6 +71,7 @@ def test_a_complete_study_has_these_numbers(tmp_path: Path) -> None:
     assert counts == ["5", "15 / 15", "its own study alone"]
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=6)
     folder = report(tmp_path)
@@ -86,6 +88,7 @@ def test_a_variant_that_passes_the_corrected_test_has_a_star(tmp_path: Path) -> 
     assert differing == list(table.index[table["significant"]])
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_the_power_of_the_star_is_printed(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", variants={"base": 0.0, "same": 0.0, "ahead": 0.02}, seeds=6)
     folder = report(tmp_path)
@@ -182,6 +185,7 @@ def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
     assert "metric's step" not in markdown
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
     write_study(tmp_path / "runs")
     folder = report(tmp_path)
@@ -191,6 +195,7 @@ def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
         assert "corrected for 2 comparisons by the step-down max-T method" in text
 
 
+@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.slow
 def test_the_caption_explains_an_interval_without_zero_beside_a_large_p(tmp_path: Path) -> None:
     """Five pairs cannot have a p below 0.06, however large the difference is."""
@@ -204,6 +209,7 @@ def test_the_caption_explains_an_interval_without_zero_beside_a_large_p(tmp_path
     assert "excludes 0 although" not in captions[0.0]
 
 
+@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.slow
 def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     """Old records lack this time, and their table has no column for it."""
@@ -228,6 +234,7 @@ def test_evaluation_time_is_a_column_if_it_was_measured(tmp_path: Path) -> None:
     assert text.count("§: the machine was busy: the longest time of a seed is more than 1.2") == 1
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: Path) -> None:
     """A step of 8 ms on the device that ends every 10 ms has a fifth of waiting."""
     study = write_study(tmp_path / "runs", seeds=3)
@@ -247,6 +254,7 @@ def test_the_share_of_waiting_is_a_column_if_wall_times_were_measured(tmp_path: 
     assert pd.isna(frame.loc["standard", "waiting"])
 
 
+@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.slow
 def test_the_caption_counts_devices(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=3)
@@ -260,6 +268,7 @@ def test_the_caption_counts_devices(tmp_path: Path) -> None:
     assert "CUDA" not in text
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_published_values_are_columns(tmp_path: Path) -> None:
     published = {"standard": (72.01, 0.2), "belief2": (76.15, None)}
     write_study(tmp_path / "runs", published=published, source="Belief2, Table 2")
@@ -281,6 +290,7 @@ def test_lower_can_be_better(tmp_path: Path) -> None:
     assert table.loc["standard", "mean"] < 1
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_records_of_other_code_cause_a_warning(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs")
     path = next(study.glob("v1/0-*/result.json"))

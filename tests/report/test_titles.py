@@ -7,6 +7,8 @@ from helpers.fake_study import write_study
 
 from lit_attn.report import write_reports
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 @pytest.mark.parametrize(
     ("title", "heading"),

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from helpers.fake_study import report, write_study
 
 from lit_attn.cells.records import csv_lines, read_unreadable
+
+pytestmark = pytest.mark.usefixtures("no_rendering")
 
 ROWS = [("train", f"n0/{number}.png", "is empty") for number in range(7)]
 
