@@ -17,6 +17,8 @@ from lit_attn.report.tables.provenance import find_chance_results
 from lit_attn.tasks.language import LanguageModelling
 from lit_attn.train import run_cell
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 def record_levels(folder: Path, levels: dict[str, float]) -> None:
     """Write a chance level of the accuracy, or none, to the results of each variant."""

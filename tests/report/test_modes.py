@@ -18,6 +18,8 @@ from lit_attn.report.statistics.modes import find_groups
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.modes import compare_shares, warn_of_modes
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 Floats = NDArray[np.float64]
 
 SHAPES = ((2, 5), (3, 6), (6, 6), (6, 12))
