@@ -266,8 +266,11 @@ class ProbeTaskConfig(Task, kind="probe"):
             percent("accuracy", "accuracy"),
             percent("solved", f"seeds with an accuracy of at least {SOLVED:.0%}"),
             percent("errors", "sequences with a wrong answer", goal="min"),
-            MetricInfo("loss", "loss (nats per target)"),
+            MetricInfo("loss", "loss (nats per target)", best=0.0),
             MetricInfo(
-                "unsolved_steps", "training steps before the probe is solved", event="solved"
+                "unsolved_steps",
+                "training steps before the probe is solved",
+                event="solved",
+                best=0.0,
             ),
         )

@@ -247,8 +247,7 @@ class Matrix:
             identities[variant.name] = variant.cell(self.name, 0).fingerprint
         decisions["variants"] = identities
         decisions["seeds"] = seeds
-        # The event is a property of the metric, and no decision of the study.
-        decisions["metric"] = self.baseline.metric.model_copy(update={"event": ""}).model_dump()
+        decisions["metric"] = self.baseline.metric.decided.model_dump()
         if self.screening is not None:
             design = self.screening.model_dump(include={"seeds", "keep", "select"})
             # Seals of earlier versions have this key, and equal decisions keep their hash.

@@ -40,11 +40,8 @@ class Seal(Record):
     @property
     def decisions(self) -> dict[str, Any]:
         """Decisions by key, except variants and seeds."""
-        metric = {}
-        for key in Metric.model_fields:
-            # The event is a property of the metric, and no decision.
-            if key != "event":
-                metric[f"metric.{key}"] = getattr(self.metric, key)
+        decided = self.metric.decided
+        metric = {f"metric.{key}": getattr(decided, key) for key in Metric.model_fields}
         keys = {"baseline", "match", "tune", "exclude"}
         return metric | self.model_dump(include=keys) | {"design": self.design}
 

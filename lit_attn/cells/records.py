@@ -112,8 +112,9 @@ class Metric(Record):
     or the one with the best value of `name` on the validation split. Test results never choose an
     epoch. `margin` is the largest difference in printed units that does not matter: with it the
     report tests which variants are equivalent to the baseline. `event` names the event of a metric
-    that is the time until it, in training steps; a run without it has all of its steps. `pairs` is
-    the test (lit_attn.report.statistics.PAIRS).
+    that is the time until it, in training steps; a run without it has all of its steps. `best` is
+    the best possible value in printed units. `pairs` is the test
+    (lit_attn.report.statistics.Pairs).
     """
 
     name: str
@@ -123,21 +124,27 @@ class Metric(Record):
     selection: Literal["last", "best-validation"] = "last"
     margin: FiniteFloat | None = Field(None, gt=0)
     event: str = ""
+    best: FiniteFloat | None = None
     pairs: Literal["seed", "log-rank"] = "seed"
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the values; a metric without an event is written as in earlier versions."""
+        """Return the values; a metric without these keys is written as in earlier versions."""
         content: dict[str, Any] = serialize(self)
-        for key in ("event", "pairs"):
+        for key in ("event", "best", "pairs"):
             if content[key] == type(self).model_fields[key].default:
                 del content[key]
         return content
 
     @property
+    def decided(self) -> "Metric":
+        """The metric without what it declares about itself, which no study decides."""
+        return self.model_copy(update={"event": "", "best": None})
+
+    @property
     def untested(self) -> "Metric":
         """The metric as the choice of variants or values sees it, which compares means alone."""
-        return self.model_copy(update={"event": "", "pairs": "seed"})
+        return self.decided.model_copy(update={"pairs": "seed"})
 
     @property
     def averaged(self) -> bool:

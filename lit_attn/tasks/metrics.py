@@ -57,7 +57,8 @@ class MetricInfo(NamedTuple):
     `label` heads the column, `scale` turns the logged value into the printed one, and `goal` says
     which direction is better, None if the metric does not say. A `*` at the end stands for names
     that only the files know. `event` makes it the time until an event, in training steps, and names
-    the event in tables ("solved"); a run without the event has all of its planned steps.
+    the event in tables ("solved"); a run without the event has all of its planned steps. `best` is
+    the best possible value as logged, None if there is none that a model can reach.
     """
 
     name: str
@@ -65,6 +66,7 @@ class MetricInfo(NamedTuple):
     scale: float = 1.0
     goal: Goal | None = "min"
     event: str = ""
+    best: float | None = None
 
     def match(self, name: str) -> "MetricInfo | None":
         """Return this metric with the label for `name`, or None if `name` is another metric."""
@@ -80,7 +82,8 @@ class MetricInfo(NamedTuple):
 
 def percent(name: str, label: str, goal: Goal | None = "max") -> MetricInfo:
     """Return a metric that is logged as a fraction and printed in percent."""
-    return MetricInfo(name, f"{label} (%)", 100.0, goal)
+    best = None if goal is None else float(goal == "max")
+    return MetricInfo(name, f"{label} (%)", 100.0, goal, best=best)
 
 
 Form = Literal["probabilities", "classes", "values"]
@@ -359,11 +362,17 @@ class MetricChoice(Config):
             raise ValueError("best-validation needs a validation split: set data.validation")
         values: dict[str, Any] = {"label": info.label, "goal": info.goal, "scale": info.scale}
         values["event"] = info.event
+        values["best"] = info.best
         values["pairs"] = "log-rank" if info.event else "seed"
         # The keys that the study writes count before those of the metric.
         values |= self.model_dump(exclude_none=True)
         if self._is_default:
             values["name"] = info.name
+        if values["goal"] not in (None, info.goal):
+            # The best value belongs to the direction of the metric itself.
+            values["best"] = None
+        if values["best"] is not None:
+            values["best"] *= values["scale"]
         if values["goal"] is None:
             raise ValueError(f"'{self.name}' does not say which direction is better; set goal")
         if values["pairs"] == "log-rank":

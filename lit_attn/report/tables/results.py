@@ -1,6 +1,7 @@
 """Table of a study's results: rows of printed cells, and a caption that defines each column."""
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import cast
@@ -13,6 +14,7 @@ from lit_attn.report.numbers import fill
 from lit_attn.report.records.study_record import BUSY, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
+from lit_attn.report.statistics.designs import EFFECT
 from lit_attn.report.tables import brief, columns
 from lit_attn.report.tables.brief import choose_places
 from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
@@ -136,7 +138,28 @@ def _describe_rows(study: StudyRecord, summary: pd.DataFrame) -> list[str]:
     baseline = study.plan.baseline
     if not study.values(baseline):
         notes.append(fill(SENTENCES["no_baseline"], baseline=baseline))
+    room = find_room(study)
+    if room is not None:
+        # Power is that of an effect of two standard deviations.
+        sentence = SENTENCES["room" if room >= EFFECT else "little_room"]
+        best = study.plan.metric.best
+        notes.append(fill(sentence, baseline=baseline, best=best, room=room, effect=EFFECT))
     return notes
+
+
+def find_room(study: StudyRecord) -> float | None:
+    """Return the distance of the baseline's mean to the best possible value, in its deviations.
+
+    It is None if the metric declares no best value, and if the baseline has no mean or no spread.
+    """
+    best = study.plan.metric.best
+    values = list(study.values(study.plan.baseline).values())
+    if best is None or len(values) < 2 or not study.test.has_means:
+        return None
+    mean, variance = stats.find_moments(values)
+    if mean == best:
+        return 0.0
+    return abs(best - mean) / math.sqrt(variance) if variance > 0 else None
 
 
 def _describe_intervals(summary: pd.DataFrame, values: dict[str, object]) -> list[str]:
