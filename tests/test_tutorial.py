@@ -82,8 +82,7 @@ def test_the_files_of_the_page_about_images_are_a_study(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "0 of 3 variants tuned; trials are 18 cells" in finished.stdout
     assert "after the search: 3 variants x 8 seeds = 24 cells" in finished.stdout
-    check = ("bench", "attention", "--parts", "shrink.py", "--check")
-    finished = run_python(tmp_path, "-m", "lit_attn", *check)
+    finished = run_python(tmp_path, "-m", "lit_attn", "doctor", "--parts", "shrink.py")
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of mechanisms; nothing is measured if one disagrees with its reference."""
+"""Time and memory of mechanisms."""
 
 # Suffix of a preset's name: windows in some layers.
 WINDOWS = "/windows"

@@ -18,7 +18,6 @@ from lit_attn.bench import WINDOWS
 from lit_attn.files import require_writable
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one, program, require
-from lit_attn.schema.plugins import load_parts
 
 PAGE = "benchmarks.md"  # Page of docs/ that every help names.
 MODES = ["eager", "compiled"]
@@ -56,12 +55,14 @@ DEFAULTS = {
 
 @command
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0, or 2 for bad arguments or a preset that does not compute what it should."""
-    # Functions below import PyTorch, because --help imports none.
+    """Return 0, or 2 for bad arguments."""
     # torch's profiler, which counts a CPU's memory, would report its own start and end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     options = _make_parser().parse_args(arguments)
-    new_presets = _load_parts(options.parts)
+    # Functions below import PyTorch too, because --help imports none.
+    from lit_attn.attention.own_presets import load_presets
+
+    own_presets = load_presets(options.parts)
     if options.out is not None:
         require_writable(options.out, "--out")
     if options.rounds < 2:
@@ -72,27 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
         _measure(options)
     else:
         if options.presets is None:
-            options.presets = new_presets or _list_default_presets(options.command)
+            options.presets = own_presets or _list_default_presets(options.command)
         _check(options)
-        _compare(options)
-        if not options.check:
-            _measure(options)
+        _measure(options)
     return 0
-
-
-def _load_parts(files: list[Path]) -> list[str]:
-    """Import the plug-ins and return the names of their presets, one for each part of theirs."""
-    if not files:
-        load_parts(files)
-        return []
-    from lit_attn.attention.spec import PRESETS
-    from lit_attn.bench.own_parts import add_presets, list_kinds
-
-    kinds = list_kinds()
-    presets = set(PRESETS)
-    load_parts(files)
-    add_presets(kinds)
-    return [name for name in PRESETS if name not in presets]
 
 
 def _list_default_presets(benchmark: str) -> list[str]:
@@ -101,38 +85,6 @@ def _list_default_presets(benchmark: str) -> list[str]:
 
     chosen = DEFAULTS[benchmark].presets
     return list(PRESETS) if chosen is None else chosen
-
-
-def _compare(options: argparse.Namespace) -> None:
-    """Compare every layer with the formulas of its parts, in float64.
-
-    Raises ConfigError after the last comparison if a layer disagrees.
-    """
-    import torch
-
-    from lit_attn.checks.comparison import FLOAT64, Case, Shape, build_noisy_layer, check_layer
-    from lit_attn.checks.paths import read_case_path
-
-    cpu = torch.device("cpu")
-    # The formulas need far more memory than the layer.
-    shape = Shape(batch=2, tokens=33, dim=options.dim, heads=options.heads)
-    # With --check the comparisons are the result, and else they say that the command works.
-    stream = sys.stdout if options.check else sys.stderr
-    wrong = []
-    # A preset with windows is compared without them, and once.
-    names = [name.removesuffix(WINDOWS) for name in options.presets]
-    for name in dict.fromkeys(names):
-        for is_causal in (False, True):
-            layer = build_noisy_layer(name, shape.dim, shape.heads, torch.double)
-            case = Case(FLOAT64, is_causal, shape)
-            path = read_case_path(layer, cpu, case)
-            check = check_layer(name, path, layer, case, cpu)
-            print(check.describe(), file=stream, flush=True)
-            if check.failure:
-                wrong.append(name)
-    if wrong:
-        listed = ", ".join(f"'{name}'" for name in dict.fromkeys(wrong))
-        raise ConfigError(f"--presets: {listed} disagrees with its reference")
 
 
 def _measure_data(options: argparse.Namespace) -> None:
@@ -230,8 +182,6 @@ def _add_common_options(parser: argparse.ArgumentParser, name: str) -> None:
     add("--threads", type=from_one, help="CPU threads; default: torch's choice")
     add("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the process's CPU time")
     add("--out", type=Path, metavar="DIR", help="write Markdown and CSV files there")
-    text = "compare values and gradients with the formulas in float64, and measure nothing"
-    add("--check", action="store_true", help=text)
 
 
 def _add_attention_options(parser: argparse.ArgumentParser) -> None:

@@ -90,26 +90,26 @@ class LayerCheck(NamedTuple):
 
     def describe(self) -> str:
         """Return one line for a person."""
-        order = "causal" if self.is_causal else "all pairs"
-        if self.exception:
-            return f"{self.preset}, {order}: DISAGREES with its formula ({self.exception})"
-        verdict = "DISAGREES" if self.failure else "agrees"
-        errors = f"values {self.value_error:,.1f} eps, of gradients {self.gradient_error:,.1f} eps"
-        limit = f"limit {TOLERANCE:.0f}"
-        return f"{self.preset}, {order}: {verdict} with its formula (error of {errors}; {limit})"
+        if self.failure:
+            return f"FAILED {self.failure}"
+        return f"{self.case}: holds, error {self.error:.1f} eps"
+
+    @property
+    def case(self) -> str:
+        """Preset, precision and order."""
+        order = "causal" if self.is_causal else "not causal"
+        return f"{self.preset}, {self.precision}, {order}"
 
     @property
     def failure(self) -> str:
         """Why the comparison fails, or an empty text."""
-        order = "causal" if self.is_causal else "not causal"
-        where = f"{self.preset}, {self.precision}, {order}"
         if self.exception:
-            return f"{where}: {self.exception}"
+            return f"{self.case}: {self.exception}"
         for name, error in (("value", self.value_error), ("gradient", self.gradient_error)):
             if not math.isfinite(error):
-                return f"{where}: the {name} is not a number"
+                return f"{self.case}: the {name} is not a number"
             if error > TOLERANCE:
-                return f"{where}: the {name} is off by {error:,.0f} eps (limit {TOLERANCE:.0f})"
+                return f"{self.case}: the {name} is off by {error:,.0f} eps (limit {TOLERANCE:.0f})"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Presets, precisions and shapes in which every attention path of a machine is compared.
+"""Presets, precisions and shapes in which the attention layers of a machine are compared.
 
 The layers of one path are checked in a process of their own (lit_attn.checks.apart), which can hang
 or crash without ending the doctor. Compiled layers are compared with the same reference as
@@ -8,17 +8,20 @@ uncompiled ones.
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from lit_attn.attention import dispatch
 from lit_attn.attention.layer import Attention, attn_layer
+from lit_attn.attention.own_presets import load_presets
 from lit_attn.attention.spec import PRESETS
 from lit_attn.checks.apart import Unavailable
 from lit_attn.checks.comparison import (
     BF16,
     FLOAT32,
+    FLOAT64,
     FP16,
     TF32,
     Case,
@@ -42,6 +45,17 @@ SHAPES = (Shape(2, 33, 64, 4), Shape(1, 130, 128, 2))
 """Heads of width 16 and 64; lengths that no block of a kernel divides."""
 
 
+class Selection(NamedTuple):
+    """Choice of comparisons: the short form or all cases, of all presets or of `presets` alone.
+
+    `parts` are the files of plug-ins, which the process of a check imports.
+    """
+
+    is_short: bool
+    presets: tuple[str, ...] = ()
+    parts: tuple[Path, ...] = ()
+
+
 def list_precisions(device: torch.device) -> list[Precision]:
     """Return the precisions that the device supports."""
     if device.type != "cuda":
@@ -54,26 +68,33 @@ def list_precisions(device: torch.device) -> list[Precision]:
     return [*precisions, FP16]
 
 
-def list_cases(device: torch.device, is_short: bool) -> list[Case]:
-    """Return the comparisons of each preset."""
+def list_cases(device: torch.device, selection: Selection) -> list[Case]:
+    """Return the comparisons of each preset.
+
+    Presets that are named are compared in float64 too, in which no mistake is a rounding error.
+    """
     precisions = list_precisions(device)
-    if is_short:
+    cases = []
+    if selection.presets:
+        cases = [Case(FLOAT64, is_causal, SHAPES[0]) for is_causal in (False, True)]
+    if selection.is_short:
         # Two precisions, each in one order: a compiled kernel takes seconds for every case.
         half = BF16 if BF16 in precisions else FP16
-        return [Case(FLOAT32, True, SHAPES[0]), Case(half, False, SHAPES[0])]
-    cases = []
+        return [*cases, Case(FLOAT32, True, SHAPES[0]), Case(half, False, SHAPES[0])]
     for precision in precisions:
         for is_causal in (False, True):
             cases += [Case(precision, is_causal, shape) for shape in SHAPES]
     return cases
 
 
-def list_presets(is_short: bool, device: torch.device) -> list[str]:
-    """Return all presets, or in the short form one for each kind of computation.
+def list_presets(selection: Selection, device: torch.device) -> list[str]:
+    """Return the presets of `selection`: in its short form one for each kind of computation.
 
     That are the properties of a call, and the parts that turn products into weights.
     """
-    if not is_short:
+    if selection.presets:
+        return list(selection.presets)
+    if not selection.is_short:
         return list(PRESETS)
     by_kind: dict[str, str] = {}
     for name, spec in PRESETS.items():
@@ -83,9 +104,9 @@ def list_presets(is_short: bool, device: torch.device) -> list[str]:
     return list(by_kind.values())
 
 
-def build_layer(name: str, shape: Shape) -> Attention:
-    """Return the float32 layer of a preset in evaluation mode, with nonzero parameters."""
-    return build_noisy_layer(name, shape.dim, shape.heads, qkv_bias=True)
+def build_layer(name: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Attention:
+    """Return the layer of a preset in evaluation mode, with nonzero parameters."""
+    return build_noisy_layer(name, shape.dim, shape.heads, dtype, qkv_bias=True)
 
 
 def read_properties(
@@ -135,23 +156,43 @@ def explain_path(layer: Attention, device: torch.device) -> str:
 
 
 def check_path(
-    path: str, device_name: str, is_short: bool, process: int, processes: int
+    path: str, device_name: str, selection: Selection, process: int, processes: int
 ) -> Iterator[LayerCheck]:
-    """Yield the comparisons of all presets that take `path` on the device.
+    """Yield the comparisons of the presets of `selection` that take `path` on the device.
 
     They are those of one of several processes, among which the presets are divided.
     """
     device = torch.device(device_name)
     require_device(device)
-    for name in list_presets(is_short, device)[process::processes]:
+    # The process of a check has not imported them.
+    load_presets(selection.parts)
+    for name in list_presets(selection, device)[process::processes]:
         # PyTorch compiles one function a limited number of times, and then computes without a word
         # what it could not compile: another path.
         torch.compiler.reset()
-        for case in list_cases(device, is_short):
-            layer = build_layer(name, case.shape)
-            if read_path(layer.to(device), device, case.is_causal) != path:
-                continue
-            yield check_layer(name, path, layer, case, device)
+        for case, layer in _build_layers(name, selection, device):
+            if read_path(layer, device, case.is_causal) == path:
+                yield check_layer(name, path, layer, case, device)
+
+
+def list_paths(selection: Selection, device: torch.device) -> list[str]:
+    """Return the paths that are checked: all of them, or those that the named presets take."""
+    if not selection.presets:
+        return list(PATHS)
+    taken = set()
+    for name in selection.presets:
+        for case, layer in _build_layers(name, selection, device):
+            taken.add(read_path(layer, device, case.is_causal))
+    return [path for path in PATHS if path in taken]
+
+
+def _build_layers(
+    name: str, selection: Selection, device: torch.device
+) -> Iterator[tuple[Case, Attention]]:
+    """Yield the cases of a preset, each with its layer on the device."""
+    for case in list_cases(device, selection):
+        dtype = torch.float64 if case.precision is FLOAT64 else torch.float32
+        yield case, build_layer(name, case.shape, dtype).to(device)
 
 
 def require_device(device: torch.device) -> None:
@@ -181,10 +222,10 @@ def check_compiled(device_name: str, process: int, processes: int) -> Iterator[L
     cases = [Case(FLOAT32, False, SHAPES[0])]
     if device.type == "cuda" and BF16 in list_precisions(device):
         cases.append(Case(BF16, True, SHAPES[0]))
-    representatives = list_presets(True, device)
+    representatives = list_presets(Selection(is_short=True), device)
     cases_of = dict.fromkeys(representatives, cases)
     if device.type == "cuda":
-        for name in list_presets(False, device):
+        for name in list_presets(Selection(is_short=False), device):
             cases_of.setdefault(name, cases[-1:])
     for name in list(cases_of)[process::processes]:
         yield from _compare_compiled(name, cases_of[name], device)

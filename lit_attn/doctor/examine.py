@@ -1,6 +1,6 @@
 """The examination: every check in its order, printed while it runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -10,13 +10,14 @@ from lit_attn.cells.records import utc_now
 from lit_attn.checks.apart import Outcome, count_processes, run_shares
 from lit_attn.checks.comparison import LayerCheck
 from lit_attn.checks.paths import (
-    PATHS,
     SHAPES,
+    Selection,
     build_layer,
     check_compiled,
     check_path,
     explain_path,
     has_compiler,
+    list_paths,
     read_path,
 )
 from lit_attn.doctor import benchmark
@@ -31,19 +32,22 @@ PATH_LIMITS = {True: 300.0, False: 1800.0}
 COMPILED_LIMIT = 1800.0  # Seconds for all compiled layers.
 
 Print = Callable[[str], None]
-PathChecker = Callable[[str, str, bool, int, int], Iterator[LayerCheck]]
+PathChecker = Callable[[str, str, Selection, int, int], Iterator[LayerCheck]]
 
 
-def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Examination:
-    """Return the examination of this machine and device; `show` gets every line at once."""
+def examine(device: torch.device, selection: Selection, runs: Path, show: Print) -> Examination:
+    """Return the examination of this machine and device; `show` gets every line at once.
+
+    Without named presets the full form also has compiled layers, trainings and a benchmark.
+    """
     show("1. Machine")
     machine = describe_machine(runs)
     for name, fact in machine.items():
         show(f"   {name}: {fact}")
     show(f"2. Layers against the float64 reference, on {device.type}")
-    paths, layers = check_paths(device, is_short, show)
+    paths, layers = check_paths(device, selection, show)
     show("3. Path of each preset")
-    choices = list_choices(device)
+    choices = list_choices(selection.presets or PRESETS, device)
     for choice in choices:
         show(f"   {choice.preset}: {choice.path} ({choice.reason})")
     compiled: list[LayerCheck] = []
@@ -51,7 +55,7 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
     compiled_not_checked = ""
     trainings: list[TrainingCheck] = []
     speeds = {}
-    if not is_short:
+    if not selection.is_short and not selection.presets:
         show("4. Compiled layers against the reference")
         if has_compiler(device):
             compiled, compiled_failure = _check_compiled(device, show)
@@ -67,7 +71,8 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
         speeds = benchmark.measure_presets(list(PRESETS), device)
     examination = Examination(
         checked=utc_now(),
-        is_short=is_short,
+        is_short=selection.is_short,
+        named=list(selection.presets),
         device=describe_device(device.type),
         code=hash_attention_code(),
         machine=machine,
@@ -88,22 +93,29 @@ def examine(device: torch.device, is_short: bool, runs: Path, show: Print) -> Ex
 
 def check_paths(
     device: torch.device,
-    is_short: bool,
+    selection: Selection,
     show: Print,
     check: PathChecker = check_path,
     seconds: float | None = None,
-    names: Sequence[str] = PATHS,
 ) -> tuple[list[PathCheck], list[LayerCheck]]:
-    """Return the outcome of every path in `names`, and all comparisons of layers.
+    """Return the outcome of every path, and all comparisons of layers.
 
-    Each path is checked in processes of its own for up to `seconds`.
+    Each path is checked in processes of its own for up to `seconds`. Comparisons of named presets
+    are shown one by one.
     """
-    limit = PATH_LIMITS[is_short] if seconds is None else seconds
+    limit = PATH_LIMITS[selection.is_short] if seconds is None else seconds
+
+    def show_check(check: LayerCheck) -> None:
+        show(f"   {check.describe()}")
+
     paths = []
     layers: list[LayerCheck] = []
-    for path in names:
-        arguments = (path, device.type, is_short)
-        outcome = run_shares(check, arguments, count_processes(device), limit)
+    for path in list_paths(selection, device):
+        arguments = (path, device.type, selection)
+        processes = count_processes(device)
+        outcome = run_shares(
+            check, arguments, processes, limit, show_check if selection.presets else None
+        )
         layers += outcome.results
         paths.append(judge_path(path, outcome))
         show(f"   {describe_path(paths[-1], outcome.results)}")
@@ -130,10 +142,10 @@ def describe_path(path: PathCheck, results: list[LayerCheck]) -> str:
     return f"{path.path}: holds, {len(results)} comparisons, largest error {error:.1f} eps"
 
 
-def list_choices(device: torch.device) -> list[Choice]:
-    """Return the path of every preset."""
+def list_choices(presets: Iterable[str], device: torch.device) -> list[Choice]:
+    """Return the path of each preset."""
     choices = []
-    for name in PRESETS:
+    for name in presets:
         layer = build_layer(name, SHAPES[0]).to(device)
         choices.append(Choice(name, read_path(layer, device), explain_path(layer, device)))
     return choices
@@ -143,8 +155,7 @@ def _check_compiled(device: torch.device, show: Print) -> tuple[list[LayerCheck]
     """Return the comparisons of compiled layers, and why they ended early, if they did."""
 
     def show_check(check: LayerCheck) -> None:
-        text = check.failure or f"{check.preset}: {check.error:.1f} eps ({check.precision})"
-        show(f"   {'FAILED ' if check.failure else ''}{text}")
+        show(f"   {check.describe()}")
 
     outcome = run_shares(
         check_compiled, (device.type,), count_processes(device), COMPILED_LIMIT, show_check

@@ -42,6 +42,7 @@ class Examination(Record):
 
     checked: str = Field(description="time in UTC, ISO 8601")
     is_short: bool
+    named: list[str] = Field(default=[], description="presets that alone were compared")
     device: str
     code: str = Field(description="hash of the attention code")
     machine: dict[str, str]

@@ -88,36 +88,36 @@ SMALL += ["--modes", "eager", "--device", "cpu"]
 
 
 @pytest.mark.process
-def test_the_benchmark_compares_parts_with_their_own_references(tmp_path: Path) -> None:
-    """`cosine` is a similarity with a learned parameter."""
-    wrong = page().replace("- 2 * residual", "- 3 * residual")
-    assert wrong != page()
-    for name, text, code in (("reflected", page(), 0), ("wrong", wrong, 2)):
-        (tmp_path / f"{name}.py").write_text(text)
-        arguments = ["--parts", f"{name}.py", "--presets", "reflected", "cosine", *SMALL]
-        done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
+def test_doctor_compares_the_parts_of_a_file_with_their_formulas(tmp_path: Path) -> None:
+    """Without presets of the file, each of its parts is compared with its defaults."""
+    text = re.sub(r"PRESETS\[.*\n", "", page())
+    wrong = text.replace("- 2 * residual", "- 3 * residual")
+    for source, code in ((text, 0), (wrong, 1)):
+        (tmp_path / "mine.py").write_text(source)
+        arguments = ["--parts", "mine.py", "--short", "--device", "cpu"]
+        done = run_python(tmp_path, "-m", "lit_attn.doctor", *arguments)
         assert done.returncode == code, done.stdout + done.stderr
-        assert ("'reflected' disagrees with its reference" in done.stderr) == bool(code)
-    missing = run_python(tmp_path, "-m", "lit_attn.bench", "attention", "--parts", "other.py")
+        verdict = "FAILED residual=reflected, float64, causal: the value is off by"
+        assert (verdict in done.stdout) == bool(code)
+        assert "similarity=cosine, float64, not causal: holds, error " in done.stdout
+        assert "standard" not in done.stdout
+        assert "ms" not in done.stdout.split()
+        (record,) = (tmp_path / "doctor").iterdir()
+        assert record.name.endswith("-presets")
+    missing = run_python(tmp_path, "-m", "lit_attn.doctor", "--parts", "other.py")
     assert missing.returncode == 2
     assert missing.stderr == f"{tmp_path}/other.py: no such file\n"
 
 
 @pytest.mark.process
-def test_the_formulas_of_a_file_are_checked_without_a_measurement(tmp_path: Path) -> None:
-    """Without presets of the file, each of its parts is checked with its defaults."""
-    text = re.sub(r"PRESETS\[.*\n", "", page())
-    wrong = text.replace("- 2 * residual", "- 3 * residual")
-    for source, code in ((text, 0), (wrong, 2)):
-        (tmp_path / "mine.py").write_text(source)
-        arguments = ["--parts", "mine.py", "--check", "--dim", "8", "--heads", "2"]
-        done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
-        assert done.returncode == code, done.stdout + done.stderr
-        verdict = "DISAGREES" if code else "agrees"
-        assert f"residual=reflected, causal: {verdict} with its formula" in done.stdout
-        assert "similarity=cosine, all pairs: agrees with its formula" in done.stdout
-        assert "standard" not in done.stdout
-        assert "ms" not in done.stdout
+def test_the_benchmark_measures_the_parts_of_a_file(tmp_path: Path) -> None:
+    """`cosine` is a similarity with a learned parameter."""
+    (tmp_path / "mine.py").write_text(page())
+    arguments = ["--parts", "mine.py", "--presets", "reflected", "cosine", *SMALL]
+    done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| reflected |" in done.stdout
+    assert "| cosine |" in done.stdout
 
 
 INHERITED = """
@@ -138,10 +138,10 @@ PRESETS["eager"] = AttentionSpec(residual=EagerConfig())
 @pytest.mark.process
 def test_a_subclass_of_a_shipped_part_inherits_its_formula(tmp_path: Path) -> None:
     (tmp_path / "eager.py").write_text(INHERITED)
-    arguments = ["--parts", "eager.py", "--presets", "eager", *SMALL]
-    done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
+    arguments = ["--parts", "eager.py", "--short", "--device", "cpu"]
+    done = run_python(tmp_path, "-m", "lit_attn.doctor", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| eager |" in done.stdout
+    assert "eager, float64, causal: holds, error " in done.stdout
 
 
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lit_attn.checks import paths
 from lit_attn.checks.comparison import TOLERANCE, LayerCheck, largest, relative_errors
 from lit_attn.checks.paths import (
     SHAPES,
+    Selection,
     build_layer,
     explain_path,
     list_cases,
@@ -28,6 +29,7 @@ from lit_attn.doctor.trainings import TrainingCheck, compare
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, Speed, make_table
 
 CPU = torch.device("cpu")
+SHORT = Selection(is_short=True)
 
 
 def examination(**changes: Any) -> Examination:
@@ -102,9 +104,15 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     file = tmp_path / "file"
     file.touch()
     assert main(["doctor", "--out", str(file)]) == 2
-    first, second = capsys.readouterr().err.splitlines()
+    assert main(["doctor", "--presets", "beleif", "--out", str(tmp_path)]) == 2
+    plug_in = tmp_path / "without_parts.py"
+    plug_in.touch()
+    assert main(["doctor", "--parts", str(plug_in), "--out", str(tmp_path)]) == 2
+    first, second, third, fourth = capsys.readouterr().err.splitlines()
     assert "torch finds no GPU; write --device cpu" in first
     assert str(file) in second
+    assert "--presets: unknown preset 'beleif'; did you mean 'belief'?" in third
+    assert "--parts: these files have no part and no preset to compare" in fourth
 
 
 @pytest.mark.process
@@ -189,12 +197,12 @@ def test_errors_of_zero_gradients_are_relative_to_the_largest_gradient() -> None
 
 
 def test_the_short_form_has_a_preset_for_each_set_of_properties() -> None:
-    chosen = list_presets(True, CPU)
+    chosen = list_presets(SHORT, CPU)
     reasons = {explain_path(build_layer(name, SHAPES[0]), CPU) for name in chosen}
     all_reasons = {explain_path(build_layer(name, SHAPES[0]), CPU) for name in PRESETS}
     assert reasons == all_reasons
-    assert list_presets(False, CPU) == list(PRESETS)
-    assert len(list_cases(CPU, True)) == 2
+    assert list_presets(Selection(is_short=False), CPU) == list(PRESETS)
+    assert len(list_cases(CPU, SHORT)) == 2
 
 
 def test_precisions_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +278,7 @@ def test_blocks_are_measured_relative_to_the_standard_layer() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_compiled_layers_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "list_presets", lambda is_short, device: ["standard"])
+    monkeypatch.setattr(paths, "list_presets", lambda selection, device: ["standard"])
     (check,) = paths.check_compiled("cpu", 0, 1)
     assert check.failure == ""
     assert paths.has_compiler(CPU)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_attn.checks.apart import Unavailable
+from lit_attn.checks.paths import Selection
 
 Call = Callable[..., Any]
 
@@ -49,26 +50,26 @@ def with_exception(call: Call) -> Call:
     return wrong
 
 
-def hang(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
+def hang(path: str, device: str, selection: Selection, *share: int) -> Iterator[Any]:
     """Check that does not end."""
     time.sleep(600)
     yield path
 
 
-def crash(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
+def crash(path: str, device: str, selection: Selection, *share: int) -> Iterator[Any]:
     """Check whose process dies after its first result."""
     yield from ()
     os._exit(7)
 
 
-def lack_memory(path: str, device: str, is_short: bool, *share: int) -> Iterator[Any]:
+def lack_memory(path: str, device: str, selection: Selection, *share: int) -> Iterator[Any]:
     """Check that cannot use the device."""
     yield from ()
     raise Unavailable("cuda cannot be used: out of memory")
 
 
 def check_some(
-    path: str, device: str, is_short: bool, process: int, processes: int
+    path: str, device: str, selection: Selection, process: int, processes: int
 ) -> Iterator[Any]:
     """Check of five numbers, whose second process dies after its share."""
     yield from range(process, 5, processes)

@@ -1,11 +1,24 @@
-"""Presets for the parts of plug-ins, which `--parts` compares and measures."""
+"""Presets for the parts of plug-ins, which `doctor` compares and `bench` measures."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.schema.base import Kind
 from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.plugins import load_parts
+
+
+def load_presets(files: Iterable[Path]) -> list[str]:
+    """Import the plug-ins and return the names of their presets, one for each part of theirs."""
+    # Presets of installed plug-ins are not those of `files`.
+    load_parts([])
+    kinds = list_kinds()
+    presets = set(PRESETS)
+    load_parts(files)
+    add_presets(kinds)
+    return [name for name in PRESETS if name not in presets]
 
 
 def list_kinds() -> dict[str, set[str]]:
