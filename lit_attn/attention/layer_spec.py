@@ -18,7 +18,6 @@ from lit_attn.attention.filters import FilterConfig, NoFilterConfig
 from lit_attn.attention.first_values import OwnValuesConfig, ValuesConfig
 from lit_attn.attention.gate import GateConfig, NoGateConfig
 from lit_attn.attention.latent import LatentConfig
-from lit_attn.attention.mixer import MixerConfig
 from lit_attn.attention.normaliser import NormaliserConfig, SoftmaxConfig
 from lit_attn.attention.pairs import OneQueryConfig, PairConfig
 from lit_attn.attention.parts import Part
@@ -26,8 +25,34 @@ from lit_attn.attention.residual import FullConfig, ResidualConfig
 from lit_attn.attention.scale import NoScaleConfig, ScaleConfig
 from lit_attn.attention.similarity import DotConfig, SimilarityConfig
 from lit_attn.attention.transform import NoTransformConfig, TransformConfig
-from lit_attn.schema.base import Config, consistency_check
-from lit_attn.schema.errors import find_nearest_divisor
+from lit_attn.schema.base import Config, OwnClass, consistency_check
+from lit_attn.schema.errors import ConfigError, find_nearest_divisor
+
+
+class MixerConfig(OwnClass):
+    """Layer of yours that maps tokens (B, n, d) to tokens (B, n, d) (docs/mixers.md).
+
+    The class is called with the width, the number of heads, and `arguments`.
+    """
+
+    base_class = "torch.nn:Module"
+
+    @property
+    def needs_foreign_code(self) -> bool:
+        return True
+
+    @property
+    def needs_gpu(self) -> bool:
+        """True if the class has the attribute `needs_gpu = True`."""
+        try:
+            return bool(getattr(self.load(), "needs_gpu", False))
+        except ConfigError:
+            # The trial of the layer reports a class that cannot be imported.
+            return False
+
+    def __hash__(self) -> int:
+        # The arguments are a dictionary, which has no hash.
+        return hash(self.identity_json())
 
 
 class LayerSpec(Config):

@@ -6,48 +6,19 @@ Shapes: B batch, n tokens of this call, d width.
 import contextlib
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Buffer, Cache
 from lit_attn.attention.masks import split_mask
-from lit_attn.schema.base import OwnClass
+from lit_attn.attention.spec import AttentionSpec
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure, locate_code
 
-if TYPE_CHECKING:
-    from lit_attn.attention.spec import AttentionSpec
-
 OPTIONAL = ("is_causal", "present", "cache")
 """Arguments of a mixer's `forward` after the tokens, each of which it may lack."""
-
-
-class MixerConfig(OwnClass):
-    """Layer of yours that maps tokens (B, n, d) to tokens (B, n, d) (docs/mixers.md).
-
-    The class is called with the width, the number of heads, and `arguments`.
-    """
-
-    base_class = "torch.nn:Module"
-
-    @property
-    def needs_foreign_code(self) -> bool:
-        return True
-
-    @property
-    def needs_gpu(self) -> bool:
-        """True if the class has the attribute `needs_gpu = True`."""
-        try:
-            return bool(getattr(self.load(), "needs_gpu", False))
-        except ConfigError:
-            # The trial of the layer reports a class that cannot be imported.
-            return False
-
-    def __hash__(self) -> int:
-        # The arguments are a dictionary, which has no hash.
-        return hash(self.identity_json())
 
 
 class TokenMixer(nn.Module):
@@ -64,7 +35,7 @@ class TokenMixer(nn.Module):
     do not concern the layer. `proj_drop` is the dropout rate of its output.
     """
 
-    spec: ClassVar["AttentionSpec"]
+    spec: ClassVar[AttentionSpec]
     local_self_attention: ClassVar[bool] = False
 
     def __init__(

@@ -9,15 +9,10 @@ Notation: n tokens, width d, H heads of width D = d / H; per head q, k, v, z of 
 the head's weighted sum of v; MH = concat of H_m and V = concat of v over heads, both (n, d).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lit_attn.attention.compose import ComposeConfig
-    from lit_attn.attention.normaliser import NormaliserConfig
-    from lit_attn.attention.similarity import SimilarityConfig
 
 
 class LayerShape(NamedTuple):
@@ -40,19 +35,26 @@ class LayerShape(NamedTuple):
     options: dict[str, Any]
 
 
+class HeadMixing(Protocol):
+    """Choice of the part that mixes the heads (lit_attn.attention.compose)."""
+
+    def places(self) -> tuple[str, ...]:
+        """Return the places of mixing: "pre" (before the normaliser), "post" (after it) or both."""
+
+
 class LayerChoices(Protocol):
     """Choices of a complete layer, as one of its parts sees them (lit_attn.attention.spec)."""
 
     @property
-    def similarity(self) -> "SimilarityConfig":
+    def similarity(self) -> "Part":
         """Part that computes the logits."""
 
     @property
-    def compose(self) -> "ComposeConfig":
+    def compose(self) -> HeadMixing:
         """Part that mixes the heads."""
 
     @property
-    def normaliser(self) -> "NormaliserConfig":
+    def normaliser(self) -> "Part":
         """Part that turns logits into weights."""
 
     @property

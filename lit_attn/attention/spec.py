@@ -22,8 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from lit_attn.attention import block_choice, linear, mixture, multi_token
-from lit_attn.attention.layer_spec import LayerSpec
-from lit_attn.attention.mixer import MixerConfig
+from lit_attn.attention.layer_spec import LayerSpec, MixerConfig
 from lit_attn.schema.base import Config, Kind, consistency_check
 from lit_attn.schema.errors import (
     explain,

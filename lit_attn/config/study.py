@@ -13,11 +13,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lit_attn.config.slurm import Slurm
 from lit_attn.config.source import load, locate
-from lit_attn.config.study_design import (
-    DesignConfig,
-    require_comparable,
-    require_seeds_or_design,
-)
+from lit_attn.config.study_design import DesignConfig, require_seeds_or_design
 from lit_attn.config.study_values import (
     Criteria,
     Label,
@@ -313,8 +309,34 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         parts=tuple(parts),
     )
     if study.design is not None:
-        require_comparable(source)
+        _require_comparable(source)
     return source
+
+
+def _require_comparable(source: StudySource) -> None:
+    """Raise ConfigError for a key beside `design` that a screening cannot have."""
+    study = source.study
+    reasons = {
+        "compare_within": "every level would keep other variants",
+        "paper": "a table of a paper has all of its rows",
+    }
+    for key, reason in reasons.items():
+        if getattr(study, key):
+            raise source.error(
+                ("design",), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
+            )
+    if len(study.axes) > 1:
+        raise source.error(
+            ("design",),
+            "is not for a product of several axes, because their effects are estimated from all"
+            " cells; write `seeds`",
+        )
+    if len(study.match) > 1:
+        raise source.error(
+            ("design",),
+            "needs one criterion of `match`, because the screening could keep other variants under"
+            " each of them",
+        )
 
 
 def _split_levels(source: StudySource) -> list[StudySource]:

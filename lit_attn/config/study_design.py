@@ -4,7 +4,7 @@ The screening trains every variant with a few seeds and keeps the best ones. The
 are then trained with fresh seeds, and every claim comes from the fresh seeds.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
@@ -13,9 +13,6 @@ from lit_attn.config.study_values import MOST_SEEDS
 from lit_attn.schema.base import Config, consistency_check
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping, Where
-
-if TYPE_CHECKING:
-    from lit_attn.config.study import StudySource
 
 FIRST_FRESH_SEED = 1000
 """First seed of the confirmation, whatever the number of seeds of the screening is."""
@@ -61,29 +58,3 @@ def require_seeds_or_design(tree: Mapping, where: Where, path: str) -> None:
         )
     if not {"seeds", "design"} & set(tree):
         raise ConfigError(f"{where}: {path}.seeds: this key is required, or `design` in its place")
-
-
-def require_comparable(source: "StudySource") -> None:
-    """Raise ConfigError for a key beside `design` that a screening cannot have."""
-    study = source.study
-    reasons = {
-        "compare_within": "every level would keep other variants",
-        "paper": "a table of a paper has all of its rows",
-    }
-    for key, reason in reasons.items():
-        if getattr(study, key):
-            raise source.error(
-                ("design",), f"cannot stand beside `{key}`, because {reason}; write `seeds`"
-            )
-    if len(study.axes) > 1:
-        raise source.error(
-            ("design",),
-            "is not for a product of several axes, because their effects are estimated from all"
-            " cells; write `seeds`",
-        )
-    if len(study.match) > 1:
-        raise source.error(
-            ("design",),
-            "needs one criterion of `match`, because the screening could keep other variants under"
-            " each of them",
-        )

@@ -23,7 +23,7 @@ from PIL import Image
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
-from lit_attn.data.augment.base import Augmentation, Batch
+from lit_attn.data.augment.base import Augmentation, Batch, ImageFormat
 from lit_attn.data.augment.pipeline import Pipeline, Plan
 from lit_attn.data.augment.steps import NormalizeConfig
 from lit_attn.data.base import Data
@@ -191,7 +191,8 @@ class ImageData(DataModule):
             split_labels = torch.from_numpy(np.ascontiguousarray(split.labels)).to(place)
             self.tensors[name] = (split_images, split_labels)
         images = splits["train"].images
-        self.pipeline = Pipeline(data, *statistics(images), device)
+        image_format = ImageFormat(data.image_shape, data.num_classes, *statistics(images))
+        self.pipeline = Pipeline(data.augment, image_format, device)
         self.set_epoch(data.epoch_length * len(images), data.drop_last)
 
     def fingerprint(self) -> str:

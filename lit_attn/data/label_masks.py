@@ -4,7 +4,7 @@ Shapes: image (h, w, 3) uint8 BGR; labels (h, w) uint8, from 0 to classes - 1 or
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,39 @@ from lit_attn.data.log import LOG
 from lit_attn.data.pictures import MASK_ENDINGS, read_mask, read_picture
 from lit_attn.schema.errors import ConfigError, plural
 
-if TYPE_CHECKING:
-    from lit_attn.data.segmentation import Scenery
-
 IGNORED = 255  # Label of the pixels that have no class.
 
 Labels = NDArray[np.uint8]
 Pair = tuple[Path, Path]
 """An image file and the file of its labels."""
+
+
+class Labelling(Protocol):
+    """Numbers or colours of the classes in the label files of a data set."""
+
+    @property
+    def first_label(self) -> int:
+        """Number of the first class; the numbers below it mean no class."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, if the files have colours."""
+
+    @property
+    def label_colours(self) -> dict[tuple[int, int, int], int]:
+        """Label of each colour; empty if the files have numbers."""
+
+    @property
+    def void_numbers(self) -> tuple[int, ...]:
+        """Further numbers that mean no class."""
+
+    @property
+    def void_hint(self) -> str:
+        """End of the message about an unknown number."""
 
 
 def list_pairs(root: Path, split: str) -> list[Pair]:
@@ -88,7 +113,7 @@ def read_image(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {"img": image, "img_shape": size, "ori_shape": size}
 
 
-def read_labels(sample: dict[str, Any], data: "Scenery") -> dict[str, Any]:
+def read_labels(sample: dict[str, Any], data: Labelling) -> dict[str, Any]:
     """Add the labels (h, w) uint8: the number of a class from 0 on, or IGNORED.
 
     Raises ConfigError for a malformed file, or for one without the image's size, `ori_shape`.
@@ -117,7 +142,7 @@ def _require_size_of_image(sample: dict[str, Any], values: NDArray[Any]) -> None
     )
 
 
-def _find_numbers(path: Path, values: NDArray[Any], data: "Scenery") -> Labels:
+def _find_numbers(path: Path, values: NDArray[Any], data: Labelling) -> Labels:
     """Return the labels of a file's numbers (h, w); raise ConfigError for an unknown number."""
     first = data.first_label
     last = first + data.num_classes - 1
@@ -132,13 +157,13 @@ def _find_numbers(path: Path, values: NDArray[Any], data: "Scenery") -> Labels:
     return np.where(is_class, values - first, IGNORED).astype(np.uint8)
 
 
-def _list_void_numbers(data: "Scenery") -> str:
+def _list_void_numbers(data: Labelling) -> str:
     """Return the numbers that mean no class, as "0 or 255"."""
     numbers = [*range(data.first_label), *data.void_numbers]
     return " or ".join(str(number) for number in dict.fromkeys(numbers))
 
 
-def _find_colours(path: Path, colours: NDArray[np.uint8], data: "Scenery") -> Labels:
+def _find_colours(path: Path, colours: NDArray[np.uint8], data: Labelling) -> Labels:
     """Return the labels (h, w) of pixels (h, w, 3); raise ConfigError for an unknown colour."""
     numbers = data.label_colours
     packed = colours.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
@@ -160,7 +185,7 @@ def _find_colours(path: Path, colours: NDArray[np.uint8], data: "Scenery") -> La
 
 
 def warn_of_absent_classes(
-    counts: NDArray[np.int64], names: tuple[str, ...], checked: int, total: int, data: "Scenery"
+    counts: NDArray[np.int64], names: tuple[str, ...], checked: int, total: int, data: Labelling
 ) -> None:
     """Warn once if classes have no pixel in the training labels.
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import nn
 
-from lit_attn.attention.mixer import MixerConfig
+from lit_attn.attention.layer_spec import MixerConfig
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import Device
 from lit_attn.schema.base import Config, Kind

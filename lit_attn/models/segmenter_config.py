@@ -10,7 +10,7 @@ from lit_attn.extras import require_mmseg
 from lit_attn.models.base import FFN, ffn_field, require_tiling
 from lit_attn.models.layers import Device
 from lit_attn.models.vit import Shape, Transformer
-from lit_attn.schema.base import Share, consistency_check, outside_identity
+from lit_attn.schema.base import Share, consistency_check, load, outside_identity
 from lit_attn.signatures import ImageMasks
 
 
@@ -18,9 +18,9 @@ def build_segmenter(
     model: "SegmenterConfig", image_shape: Shape, num_classes: int, device: Device
 ) -> nn.Module:
     """Build the network; mmsegmentation, which is optional, is imported here."""
-    from lit_attn.models import segmenter
-
-    return segmenter.build(model, image_shape, num_classes, device)
+    build = load("lit_attn.models.segmenter:build")
+    network: nn.Module = build(model, image_shape, num_classes, device)
+    return network
 
 
 class SegmenterConfig(Transformer, kind="segmenter"):

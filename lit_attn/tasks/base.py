@@ -30,6 +30,7 @@ from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.tasks.optimizing import OptimizedModule
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.running_mean import RunningMean
+from lit_attn.tasks.step_graph import StepGraph
 from lit_attn.tasks.tf32 import products_in_tf32
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class TaskModule(OptimizedModule, ABC):
     The devices then evaluate a sharded network block by block. If False, they gather its weights
     for each evaluation.
     """
+
+    step_graph: StepGraph | None = None
+    """Recorded training steps; None if Lightning's loop makes the steps."""
 
     evaluated_at = -1
     """Step after which the splits were last evaluated."""
@@ -108,15 +112,10 @@ class TaskModule(OptimizedModule, ABC):
         """Return the metrics of a split; `compute` returns scalars by name, one of them `loss`."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> Tensor:
-        """Return the training loss of one batch, a scalar."""
-
-    @abstractmethod
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return the arguments of the metrics' `update` for one evaluation batch."""
 
     def record_training(self, name: str, values: Tensor) -> None:
-        """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
         values = values.detach()
         if self.step_graph is None or not self.step_graph.takes(name, values):
             self.train_means[name].add(values)
@@ -186,6 +185,10 @@ class TaskModule(OptimizedModule, ABC):
             shard(self.average.module, mesh, self.network_methods)
             # One operation for all tensors does not take sharded and other tensors together.
             self.average.foreach = False
+
+    @property
+    def makes_steps(self) -> bool:
+        return self.step_graph is not None
 
     @property
     def first_loss(self) -> float | None:

@@ -1,5 +1,6 @@
 """Updates of the weights of a task: the optimiser, its constants, clipping, and recorded steps."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning as L
@@ -10,10 +11,9 @@ from lit_attn.attention.statistics import Learner, find_learners, leave_steps_to
 from lit_attn.models.sharding import is_sharded
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate, set_constants
-from lit_attn.tasks.step_graph import StepGraph
 
 
-class OptimizedModule(L.LightningModule):
+class OptimizedModule(L.LightningModule, ABC):
     """Module whose `network` is trained by `optimizer`, with the learning rate `rate` of a step."""
 
     momentum: Rate | None = None
@@ -21,9 +21,6 @@ class OptimizedModule(L.LightningModule):
 
     decay_factor: Rate | None = None
     """Factor of the weight decay in each step; None if the optimiser's own is kept."""
-
-    step_graph: StepGraph | None = None
-    """Recorded training steps; None if Lightning's loop makes the steps."""
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, rate: Rate) -> None:
         super().__init__()
@@ -35,6 +32,19 @@ class OptimizedModule(L.LightningModule):
         self.learners: list[Learner] | None = None
         # Parameters whose gradients are clipped, from the first step on.
         self.clipped: list[nn.Parameter] | None = None
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """Return the training loss of one batch, a scalar."""
+
+    @abstractmethod
+    def record_training(self, name: str, values: Tensor) -> None:
+        """Add values of training samples, of any shape, to the mean of the epoch `train/NAME`."""
+
+    @property
+    @abstractmethod
+    def makes_steps(self) -> bool:
+        """True if the training step also computes gradients and steps the optimiser."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimiser; `on_before_optimizer_step` sets its learning rate."""
@@ -67,20 +77,20 @@ class OptimizedModule(L.LightningModule):
     ) -> None:
         """Step the optimiser, then the parts that learn from statistics of the whole batch.
 
-        With a `step_graph`, the training step itself does both, and computes the gradients.
+        If the module `makes_steps`, its training step has done both.
         """
-        if self.step_graph is not None:
+        if self.makes_steps:
             optimizer_closure()
             return
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.end_learning_step()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self.step_graph is None:
+        if not self.makes_steps:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        if self.step_graph is None:
+        if not self.makes_steps:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def end_learning_step(self) -> None:

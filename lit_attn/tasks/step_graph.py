@@ -12,7 +12,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from lit_attn.data.loading import start_copy
 from lit_attn.models.sharding import to_plain
 from lit_attn.optim.schedules import set_constants
 from lit_attn.schema.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lit_attn.tasks.base import TaskModule
+from lit_attn.tasks.optimizing import OptimizedModule
 
 WARM_UP_STEPS = 3
 """Steps before the recording, in which code is compiled and the optimiser creates its states."""
@@ -111,7 +109,7 @@ class StepGraph:
         self._steps = 0
         self._values: list[tuple[str, Tensor]] | None = None
 
-    def step(self, task: "TaskModule", batch: Any) -> Tensor:
+    def step(self, task: OptimizedModule, batch: Any) -> Tensor:
         """Make a training step, and return its loss, a scalar that the next step may overwrite.
 
         Raises ConfigError if the step cannot be recorded.
@@ -153,7 +151,7 @@ class StepGraph:
     def _make_record(
         self,
         recorder: Recorder,
-        task: "TaskModule",
+        task: OptimizedModule,
         optimizer: torch.optim.Optimizer,
         batch: Any,
     ) -> Record:
@@ -185,7 +183,7 @@ class StepGraph:
         return Record(batch, rates, outputs)
 
     def _compute(
-        self, task: "TaskModule", optimizer: torch.optim.Optimizer, batch: Any
+        self, task: OptimizedModule, optimizer: torch.optim.Optimizer, batch: Any
     ) -> StepOutputs:
         """Make a step as Lightning's loop does."""
         # The first gradient is written, and a second one would be added to it.
@@ -234,7 +232,7 @@ def update(optimizer: torch.optim.Optimizer) -> None:
             weights.copy_(before.lerp(weights, rate))
 
 
-def set_rates(task: "TaskModule", optimizer: torch.optim.Optimizer) -> Tensor:
+def set_rates(task: OptimizedModule, optimizer: torch.optim.Optimizer) -> Tensor:
     """Set the learning rates of a step in all groups of parameters, and return them on the CPU.
 
     They are rounded to float32 in every step, as a recorded step reads them.

@@ -186,7 +186,9 @@ STEPS = (
 def test_augmentations_apply_in_the_configured_order() -> None:
     """The test applies the same draws step by step."""
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.25]
-    pipeline = Pipeline(Cifar10(augment=STEPS), mean, std, torch.device("cpu"))
+    data = Cifar10(augment=STEPS)
+    images = ImageFormat(data.image_shape, data.num_classes, mean, std)
+    pipeline = Pipeline(data.augment, images, torch.device("cpu"))
     x, y = batch(), torch.arange(64) % 10
     out, targets = pipeline.apply(x, y, generator())
     by_hand, draws = x, generator()

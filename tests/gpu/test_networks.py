@@ -23,6 +23,7 @@ from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.network import number_layers
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.config.study import read_studies
+from lit_attn.data.augment.base import ImageFormat
 from lit_attn.data.augment.pipeline import Pipeline
 from lit_attn.data.images import Images
 from lit_attn.data.module import torch_generator
@@ -242,7 +243,8 @@ def test_no_augmentation_waits_for_the_gpu(tmp_path: Path) -> None:
     assert len(pipelines) >= 5
     for data in pipelines.values():
         shape, classes = data.image_shape, data.num_classes
-        pipeline = Pipeline(data, [0.5] * shape[0], [0.2] * shape[0], GPU)
+        images = ImageFormat(shape, classes, [0.5] * shape[0], [0.2] * shape[0])
+        pipeline = Pipeline(data.augment, images, GPU)
         place = "cpu" if any(part.stage == "bytes" for part in data.augment) else GPU
         with rehearsal() as reads:
             x = torch.zeros(40, *shape, dtype=torch.uint8, device=place)

@@ -1,15 +1,13 @@
 """Augmentation of the batches of one data set: all steps in their order."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_attn.data.augment.base import Batch, BatchStep, ImageFormat, Parameters, Step
+from lit_attn.data.augment.base import Augmentation, Batch, BatchStep, ImageFormat, Parameters, Step
 from lit_attn.data.loading import start_copy
-
-if TYPE_CHECKING:
-    from lit_attn.data.images import Images
 
 
 class Plan(NamedTuple):
@@ -36,21 +34,20 @@ ALL = slice(None)
 class Pipeline:
     """Augmentation of the batches of one data set.
 
-    `mean` and `std` (per channel, 0 to 1) are the training images'; `normalize` can set its own.
-    The steps before the normalisation work on bytes, wherever the images are: on the CPU, perhaps
-    in a worker process, or on the device. The other steps work on `device`.
+    `normalize` can set another mean and standard deviation than those of `images`. The steps before
+    the normalisation work on bytes, wherever the images are: on the CPU, perhaps in a worker
+    process, or on the device. The other steps work on `device`.
     """
 
     def __init__(
-        self, data: "Images", mean: list[float], std: list[float], device: torch.device
+        self, steps: Sequence[Augmentation], images: ImageFormat, device: torch.device
     ) -> None:
-        images = ImageFormat(data.image_shape, data.num_classes, mean, std)
-        for config in data.augment:
+        for config in steps:
             images = config.with_statistics(images)
         self.before: list[Step] = []
         self.after: list[Step] = []
         self.mix: BatchStep | None = None
-        for config in data.augment:
+        for config in steps:
             step = config.build(images)
             if config.stage == "batch":
                 self.mix = step

@@ -4,14 +4,27 @@ A list of steps is applied in the order in which it is written.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pydantic import Field, PositiveFloat
 
 from lit_attn.schema.base import Kind
 
-if TYPE_CHECKING:
-    from lit_attn.data.segmentation import Scenery
+
+class SceneSizes(Protocol):
+    """Sizes in pixels of the images of a data set."""
+
+    @property
+    def crop(self) -> int:
+        """Side of a training window."""
+
+    @property
+    def short_side(self) -> int:
+        """Short side of a resized image."""
+
+    @property
+    def long_side(self) -> int:
+        """Most pixels of a resized image's long side."""
 
 
 class SceneAugmentation(Kind):
@@ -21,7 +34,7 @@ class SceneAugmentation(Kind):
     """True if the step cuts a window of `data.crop` pixels, so that images make a batch."""
 
     @abstractmethod
-    def transform(self, data: "Scenery") -> dict[str, Any]:
+    def transform(self, data: SceneSizes) -> dict[str, Any]:
         """Return mmsegmentation's configuration of the transform."""
 
 
@@ -30,7 +43,7 @@ class Rescale(SceneAugmentation, kind="rescale"):
 
     ratio: tuple[PositiveFloat, PositiveFloat] = Field((0.5, 2.0), description="range of factors")
 
-    def transform(self, data: "Scenery") -> dict[str, Any]:
+    def transform(self, data: SceneSizes) -> dict[str, Any]:
         return {
             "type": "RandomResize",
             "ratio_range": self.ratio,
@@ -46,7 +59,7 @@ class CategoryCrop(SceneAugmentation, kind="category-crop"):
     makes_window = True
     most: float = Field(0.75, gt=0, le=1, description="greatest share of one class in the window")
 
-    def transform(self, data: "Scenery") -> dict[str, Any]:
+    def transform(self, data: SceneSizes) -> dict[str, Any]:
         size = (data.crop, data.crop)
         return {"type": "mmseg.RandomCrop", "crop_size": size, "cat_max_ratio": self.most}
 
@@ -56,12 +69,12 @@ class SceneFlip(SceneAugmentation, kind="flip"):
 
     p: float = Field(0.5, ge=0, le=1, description="probability for each image")
 
-    def transform(self, data: "Scenery") -> dict[str, Any]:
+    def transform(self, data: SceneSizes) -> dict[str, Any]:
         return {"type": "mmseg.RandomFlip", "prob": self.p}
 
 
 class Photometric(SceneAugmentation, kind="photometric"):
     """Random brightness, contrast, saturation and hue (mmsegmentation's ranges)."""
 
-    def transform(self, data: "Scenery") -> dict[str, Any]:
+    def transform(self, data: SceneSizes) -> dict[str, Any]:
         return {"type": "mmseg.PhotoMetricDistortion"}

@@ -5,7 +5,7 @@ Posterising to 0 bits gives black, and a centre crop is that of JiT's code.
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from PIL import Image
 from pydantic import Field, PositiveFloat
@@ -15,8 +15,6 @@ from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from timm.data.auto_augment import AugmentOp
-
-    from lit_attn.data.image_files import ImageFiles
 
 Range = tuple[PositiveFloat, PositiveFloat]
 
@@ -53,7 +51,31 @@ class TimmAugmentation(Config):
         return self.mixup > 0 or self.cutmix > 0
 
 
-def make_evaluation_transform(data: "ImageFiles", size: int) -> Any:
+class Pictures(Protocol):
+    """Settings of a data set with which its pictures become tensors."""
+
+    @property
+    def interpolation(self) -> str:
+        """Method of resizing, "bilinear" or "bicubic"."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of each channel, 0 to 1."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of each channel, 0 to 1."""
+
+    @property
+    def crop_share(self) -> float:
+        """Share of the evaluation crop's side in the short side of the resized picture."""
+
+    @property
+    def augment(self) -> TimmAugmentation:
+        """Augmentation of training pictures."""
+
+
+def make_evaluation_transform(data: Pictures, size: int) -> Any:
     """Return the transform of an evaluated picture to a tensor (3, size, size)."""
     from timm.data import create_transform
 
@@ -70,7 +92,7 @@ def make_evaluation_transform(data: "ImageFiles", size: int) -> Any:
     return transform
 
 
-def make_training_transform(data: "ImageFiles", size: int) -> Any:
+def make_training_transform(data: Pictures, size: int) -> Any:
     """Return the transform of a training picture; raise ConfigError for an unknown policy."""
     from timm.data import create_transform
 
@@ -115,7 +137,7 @@ def _list_operations(step: Any) -> "list[AugmentOp]":
     return []
 
 
-def crop_centre(data: "ImageFiles", size: int, share: float, image: Image.Image) -> Image.Image:
+def crop_centre(data: Pictures, size: int, share: float, image: Image.Image) -> Image.Image:
     """Return the central square after resizing the short side to size / share, as JiT's code."""
     short_side = math.floor(size / share)
     while min(image.size) >= 2 * short_side:
