@@ -69,7 +69,7 @@ class FinetunedGPTConfig(GPTConfig, kind="finetuned-gpt"):
 
 def can_be_fresh(name: str) -> bool:
     """Return True for a parameter of an attention layer that the trained model may lack."""
-    from lit_attn.attention.standard_weights import EXTRA
+    from lit_attn.attention.layer_parts import EXTRA
 
     _, is_in_attention, part = name.partition(".attn.")
     return is_in_attention != "" and part.split(".")[0] in (*EXTRA, *NORMS)

@@ -1,18 +1,18 @@
-"""The parts of an attention layer: their construction, and what is said of their parameters.
+"""The parts of an attention layer: their construction, their parameters and the loading of these.
 
 lit_attn.attention.layer computes with them.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_attn.attention.bias import Bias
-from lit_attn.attention.building import build_part
 from lit_attn.attention.compose import Composer
 from lit_attn.attention.convolution import Convolution
 from lit_attn.attention.filters import Filter
@@ -27,8 +27,32 @@ from lit_attn.attention.scale import Scale
 from lit_attn.attention.shared_keys import SharedKeys
 from lit_attn.attention.similarity import Similarity
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.attention.standard_weights import complete_standard_weights
 from lit_attn.attention.transform import Transform
+from lit_attn.schema.errors import ConfigError
+
+
+def build_part(part: Part, shape: LayerShape, base: type[nn.Module]) -> Any:
+    """Return the module of `part`, with all parameters on the device and in the dtype of `shape`.
+
+    The device is also the default device meanwhile, for parts that create parameters without it.
+    Raises ConfigError if `build` returns no `base`, or a module that lacks a required method.
+    """
+    device, dtype = shape.options["device"], shape.options["dtype"]
+    with contextlib.nullcontext() if device is None else torch.device(device):
+        module = part.build(shape)
+    if not isinstance(module, base):
+        raise ConfigError(
+            f"'{part.kind}': {type(part).__name__}.build must return a "
+            f"{base.__module__}.{base.__name__}, not {module!r}"
+        )
+    # A similarity needs one of several methods, and every other part needs `forward`.
+    methods = getattr(base, "required_methods", ("forward",))
+    overrides_none = all(getattr(type(module), m) is getattr(base, m) for m in methods)
+    if overrides_none:
+        raise ConfigError(
+            f"'{part.kind}': its module {type(module).__name__} needs a method `{methods[0]}`"
+        )
+    return module if dtype is None else module.to(dtype)
 
 
 class LayerParts(nn.Module):
@@ -215,3 +239,44 @@ class LayerParts(nn.Module):
         state = self.residual.initial_state(self.proj.state_dict())
         if state:
             self.residual.load_state_dict(state)
+
+
+# Names of the children that the standard layer does not have.
+EXTRA = (
+    "bias",
+    "composers",
+    "convolution",
+    "filter",
+    "gate",
+    "normaliser",
+    "pair",
+    "residual",
+    "scale",
+    "similarity",
+    "transform",
+    "values",
+    "z",
+    "z_norm",
+)
+
+
+def complete_standard_weights(
+    layer: Any, state: dict[str, Tensor], prefix: str, *_: object
+) -> None:
+    """Complete the weights of a standard layer in `state`, so that any layer can load them.
+
+    If `state` has W but none of the layer's further parameters, these keep their initial values, or
+    become a copy of W if the residual part says so.
+    """
+    initial = layer.state_dict()
+    extra = {name for name in initial if name.split(".")[0] in EXTRA}
+    has_projection = prefix + "proj.weight" in state
+    has_extra = any(prefix + name in state for name in extra)
+    if not has_projection or has_extra:
+        return
+    for name in extra:
+        state[prefix + name] = initial[name]
+    projection = {name: state[prefix + "proj." + name] for name in layer.proj.state_dict()}
+    copied = layer.residual.initial_state(projection)
+    for name, value in copied.items():
+        state[f"{prefix}residual.{name}"] = value
