@@ -18,17 +18,17 @@ from torch import Tensor
 
 from lit_attn.attention.cache import Cache, KeyValues
 from lit_attn.attention.call import Inputs
-from lit_attn.attention.joined_projection import (
-    HeadSizes,
-    Projected,
-    can_project_together,
-    project_together,
-)
 from lit_attn.attention.layer_parts import LayerParts
 from lit_attn.attention.masks import Masks, split_mask
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.precision import without_autocast
-from lit_attn.attention.projections import split_outputs
+from lit_attn.attention.projections import (
+    HeadSizes,
+    Projected,
+    can_project_together,
+    project_together,
+    split_outputs,
+)
 from lit_attn.attention.rotary import Rotary, rotate
 from lit_attn.attention.shared_keys import KeysValues, extend_cache
 from lit_attn.attention.spec import AttentionSpec, attention_spec
