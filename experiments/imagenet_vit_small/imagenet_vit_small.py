@@ -20,7 +20,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from lit_attn.data.augment.timm_transform import Range
+from lit_attn.data.augment.timm_augmentation import Range
 from lit_attn.data.image_files import ImageFileData, ImageFiles
 from lit_attn.data.image_folders import ClassFolders, list_folders
 from lit_attn.data.image_lists import Files

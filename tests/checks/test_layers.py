@@ -13,11 +13,10 @@ from lit_attn.attention import dispatch
 from lit_attn.attention.residual import FullConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.checks import layers
-from lit_attn.checks.layers import compare_call
+from lit_attn.checks.layers import AttentionCall, compare_call, find_calls, without_foreign_parts
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.source import load
-from lit_attn.models.attention_calls import AttentionCall, find_calls, without_foreign_parts
 from lit_attn.training import first_step
 from lit_attn.training.first_step import Mistake, find_mistake
 
