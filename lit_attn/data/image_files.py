@@ -21,11 +21,11 @@ from PIL import Image
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from lit_attn.data.augment.timm_mixing import mix_batch
-from lit_attn.data.augment.timm_transform import (
+from lit_attn.data.augment.timm_augmentation import (
     TimmAugmentation,
     make_evaluation_transform,
     make_training_transform,
+    mix_batch,
 )
 from lit_attn.data.base import Data, require_split_folders
 from lit_attn.data.image_lists import Files, fingerprint

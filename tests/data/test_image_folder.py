@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_attn.cells.records import read_unreadable
 from lit_attn.data import loading
-from lit_attn.data.augment.timm_transform import TimmAugmentation, crop_centre, posterize
+from lit_attn.data.augment.timm_augmentation import TimmAugmentation, crop_centre, posterize
 from lit_attn.data.image_files import ImageFileData, Reader
 from lit_attn.data.image_folders import ImageFolder, ImageNet, list_folders
 from lit_attn.data.unreadable import UnreadableImages

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data import Mixup
 
-from lit_attn.data.augment.timm_mixing import draw_box, mix_batch
-from lit_attn.data.augment.timm_transform import TimmAugmentation
+from lit_attn.data.augment.timm_augmentation import TimmAugmentation, draw_box, mix_batch
 from lit_attn.data.loading import use_seed
 
 ALPHAS = [(0.8, 1.0), (0.8, 0.0), (0.0, 1.0), (0.001, 0.001)]

@@ -26,7 +26,7 @@ import torch
 from helpers import digit_folders
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.data.augment.timm_mixing import mix_batch
+from lit_attn.data.augment.timm_augmentation import mix_batch
 from lit_attn.schema.plugins import load_parts
 from released import vision
 from released.record import Clone, use_library
