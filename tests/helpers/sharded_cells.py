@@ -20,7 +20,7 @@ from lit_attn import train
 from lit_attn.models.sharding import gather
 from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
-from lit_attn.training.sharded_strategy import ShardedStrategy
+from lit_attn.training.several_devices import ShardedStrategy
 
 # The ranks agree before every step, so that a stopped cell stops at a known step.
 checkpoints.AGREEMENT_SECONDS = 0.0

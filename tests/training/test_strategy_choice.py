@@ -12,8 +12,7 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.first_step import find_mistake
-from lit_attn.training.several_devices import choose_strategy
-from lit_attn.training.sharded_strategy import ShardedStrategy
+from lit_attn.training.several_devices import ShardedStrategy, choose_strategy
 
 
 def test_neither_enters_the_identity() -> None:
