@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 
 from lit_attn.attention.spec import PRESETS
+from lit_attn.bench import attention
+from lit_attn.bench.measure import Setup
 from lit_attn.cells.records import utc_now
 from lit_attn.checks.apart import Outcome, count_processes, run_shares
 from lit_attn.checks.comparison import LayerCheck
@@ -20,16 +22,20 @@ from lit_attn.checks.paths import (
     list_paths,
     read_path,
 )
-from lit_attn.doctor import benchmark
 from lit_attn.doctor.machine import describe_device, describe_machine, hash_attention_code
 from lit_attn.doctor.trainings import TrainingCheck, check_trainings
-from lit_attn.doctor.verdict import Choice, Examination, PathCheck, make_table
+from lit_attn.doctor.verdict import Choice, Examination, PathCheck, Speed, make_table
 from lit_attn.temporary import temporary_folder
 
 PATH_LIMITS = {True: 300.0, False: 1800.0}
 """Seconds for all comparisons on one path, in the short form and in the full one."""
 
 COMPILED_LIMIT = 1800.0  # Seconds for all compiled layers.
+
+ROUNDS = 5  # Measurements of each block.
+
+BLOCKS = {"cpu": attention.Shape(batch=8), "cuda": attention.Shape(batch=128)}
+"""Shape of the measured block: that of the CIFAR studies, with fewer samples on a CPU."""
 
 Print = Callable[[str], None]
 PathChecker = Callable[[str, str, Selection, int, int], Iterator[LayerCheck]]
@@ -68,7 +74,7 @@ def examine(device: torch.device, selection: Selection, runs: Path, show: Print)
         for training in trainings:
             show(f"   {training.describe()}")
         show("6. Blocks, forward and backward, interleaved (never part of the verdict)")
-        speeds = benchmark.measure_presets(list(PRESETS), device)
+        speeds = measure_presets(list(PRESETS), device)
     examination = Examination(
         checked=utc_now(),
         is_short=selection.is_short,
@@ -164,3 +170,22 @@ def _check_compiled(device: torch.device, show: Print) -> tuple[list[LayerCheck]
     if outcome.failure:
         show(f"   FAILED after these: {outcome.failure}")
     return results, outcome.failure
+
+
+def measure_presets(names: list[str], device: torch.device) -> dict[str, Speed]:
+    """Return time and memory of the presets in float32, uncompiled, measured in turn."""
+    setup = Setup(device.type, torch.float32, ROUNDS)
+    rows = attention.run(names, BLOCKS[device.type], ["eager"], setup)
+    by_name = {row.name: row for row in rows}
+    return {name: _speed(by_name[name]) for name in names}
+
+
+def _speed(row: attention.Row) -> Speed:
+    """Return the row of the benchmark in the units of the table."""
+    return Speed(
+        milliseconds=row.seconds.median * 1e3,
+        spread=row.seconds.iqr * 1e3,
+        time_ratio=row.ratio.median,
+        bytes=row.peak,
+        memory_ratio=row.peak_ratio,
+    )

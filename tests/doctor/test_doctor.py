@@ -24,7 +24,7 @@ from lit_attn.checks.paths import (
     list_precisions,
     list_presets,
 )
-from lit_attn.doctor import benchmark, examine, machine, trainings
+from lit_attn.doctor import examine, machine, trainings
 from lit_attn.doctor.trainings import TrainingCheck, compare
 from lit_attn.doctor.verdict import Choice, Examination, PathCheck, Speed, make_table
 
@@ -269,7 +269,7 @@ def test_an_interrupted_training_continues(tmp_path: Path) -> None:
 
 
 def test_blocks_are_measured_relative_to_the_standard_layer() -> None:
-    speeds = benchmark.measure_presets(["standard", "mgk"], CPU)
+    speeds = examine.measure_presets(["standard", "mgk"], CPU)
     assert list(speeds) == ["standard", "mgk"]
     assert speeds["standard"].memory_ratio == pytest.approx(1.0, abs=0.05)
     assert speeds["mgk"].milliseconds > 0
