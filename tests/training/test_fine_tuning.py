@@ -18,7 +18,7 @@ from timm.optim import param_groups_layer_decay
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
-from lit_attn.optim.layer_groups import find_depths
+from lit_attn.optim.base import find_depths
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
