@@ -1,6 +1,8 @@
-"""Images and histograms for TensorBoard: predictions, attention maps, and chosen parameters."""
+"""Images and histograms for TensorBoard: predictions, maps, parameters, and pictures of tasks."""
 
+import io
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -9,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
+from lit_attn.files import write_atomic
 from lit_attn.models.sharding import is_sharded, to_plain
 from lit_attn.signatures import ImageSignature
+from lit_attn.tasks.pictures import Pictures, draw_legend
 from lit_attn.training.recording import MetricsFile
 
 SAMPLES = 8
@@ -128,3 +133,19 @@ def draw_maps(maps: NDArray[Any]) -> NDArray[np.float32]:
         panel = np.kron(share, np.ones((factor, factor)))
         panels.append(np.pad(panel, ((0, 0), (0, 2)), constant_values=1.0))
     return np.concatenate(panels, axis=1).astype(np.float32)
+
+
+def write_pictures(pictures: Pictures, folder: Path, events: SummaryWriter, step: int) -> None:
+    """Write the pictures to `folder` (0.png, ..., legend.json) and to TensorBoard.
+
+    Pictures of an earlier attempt are removed.
+    """
+    for path in folder.glob("*.png"):
+        path.unlink()
+    pictures.legend.write(folder / "legend.json")
+    for number, picture in enumerate(pictures.drawn):
+        content = io.BytesIO()
+        Image.fromarray(picture).save(content, format="PNG")
+        write_atomic(folder / f"{number}.png", content.getvalue())
+        events.add_image(f"pictures/{number}", picture, step, dataformats="HWC")
+    events.add_image("pictures/legend", draw_legend(pictures.legend), step, dataformats="HWC")

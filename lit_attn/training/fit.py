@@ -29,12 +29,11 @@ from lit_attn.tasks.metrics import MetricChoice
 from lit_attn.tasks.pictures import Pictures
 from lit_attn.tasks.task import MOST_PICTURES
 from lit_attn.tasks.tf32 import products_in_tf32, require_tf32
-from lit_attn.training.board_images import BoardImages
+from lit_attn.training.board_images import BoardImages, write_pictures
 from lit_attn.training.build import build
 from lit_attn.training.checkpoints import Checkpoints
 from lit_attn.training.compilation import is_compilation_failure, read_reason
 from lit_attn.training.diagnostics import DiagnosticsCallback
-from lit_attn.training.pictures import write_pictures
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
 from lit_attn.training.recording import Console, MetricsFile, Progress
