@@ -30,7 +30,9 @@ def keep_arrays(root: Path, name: str, recipe: Sequence[Any], draw: Callable[[],
         with one_at_a_time(root, name):
             if not path.is_file():
                 content = io.BytesIO()
-                np.savez(content, **draw())
+                # The stubs of NumPy take any keyword for `allow_pickle`.
+                drawn: dict[str, Any] = draw()
+                np.savez(content, **drawn)
                 write_atomic(path, content.getvalue())
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
