@@ -3,117 +3,42 @@
     python docs/generators/write_results.py
 
 A page is a template of this folder with each {{name argument ...}} replaced by numbers of the
-committed evidence: `name` is a function of this file, decorated with `placeholder`, and a last
+committed evidence: `name` is a function with the decorator `placeholder`, and a last
 argument `N digits` sets the decimals. No other number of a template is measured.
 """
 
-import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import probe_tables  # noqa: F401 - its functions are placeholders
+from evidence_tables import (
+    EVIDENCE,
+    PLACEHOLDERS,
+    ROOT,
+    STAR,
+    WORDS,
+    correct_over_studies,
+    find_row,
+    format_difference,
+    format_number,
+    has_star,
+    placeholder,
+    read_table,
+)
+
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
-from lit_attn.cells.decisions import Seals
 from lit_attn.config.study import read_studies
-from lit_attn.report.statistics.significance import TESTS
-from lit_attn.report.statistics.stats import holm_over_studies, paired_interval
+from lit_attn.report.statistics.stats import paired_interval
 from lit_attn.report.verdicts.comparison import ALPHA
-
-ROOT = Path(__file__).parents[2]
-EVIDENCE = ROOT / "reports" / "evidence"
-SHIPPED = [ROOT / "ablations.yaml", ROOT / "experiments" / "probes" / "studies.yaml"]
-"""Files of studies that a CPU can train; p is corrected over the studies of each file."""
 
 PAGES = ("results", "history", "claims", "questions")
 """Names of the pages; `results` is written from results.template."""
 
 PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
-WORDS: tuple[str, ...] = ("no", "one", "two", "three", "four", "five", "six")
-WORDS += ("seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
-MINUS = "\N{MINUS SIGN}"
-STAR = r" \*"
-
-Row = dict[str, str]
-PLACEHOLDERS: dict[str, Callable[..., str]] = {}
-
-
-def placeholder(function: Callable[..., str]) -> Callable[..., str]:
-    """Let the template use a function by its name."""
-    PLACEHOLDERS[function.__name__] = function
-    return function
-
-
-@cache
-def read_table(path: str) -> list[Row]:
-    """Return the rows of a CSV file of the evidence."""
-    with (EVIDENCE / path).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def find_row(path: str, **values: str) -> Row:
-    """Return the only row of a file with these values."""
-    (row,) = [row for row in read_table(path) if values.items() <= row.items()]
-    return row
-
-
-@cache
-def correct_over_studies() -> dict[tuple[str, str], float]:
-    """Return p by study and variant, corrected over the sealed studies of the same file (Holm).
-
-    A study with too few seeds for a star is no test and is not counted.
-    """
-    families: dict[Path, dict[str, list[Row]]] = {path: {} for path in SHIPPED}
-    for study, source in read_studies(ROOT / "ablations.yaml").items():
-        seals = Seals.read(EVIDENCE / study / "seals.json")
-        if seals is None or source.path not in SHIPPED:
-            continue
-        test = TESTS[seals.entries[-1].metric.pairs]
-        if len(seals.seeds) >= test.find_fewest(ALPHA):
-            rows = read_table(f"{study}/table.csv")
-            families[source.path][study] = [row for row in rows if row["p_adjusted"]]
-    corrected: dict[tuple[str, str], float] = {}
-    for compared in families.values():
-        corrected |= correct_family(compared)
-    return corrected
-
-
-def correct_family(compared: dict[str, list[Row]]) -> dict[tuple[str, str], float]:
-    """Return p by study and variant, corrected over `compared`, the rows of each study."""
-    # Several looks at the results of a study leave a smaller level than ALPHA.
-    p_values = [
-        [float(row["p_adjusted"]) * ALPHA / float(row.get("level", ALPHA)) for row in rows]
-        for rows in compared.values()
-    ]
-    corrected = holm_over_studies(p_values)
-    return {
-        (study, row["variant"]): p
-        for (study, rows), adjusted in zip(compared.items(), corrected, strict=True)
-        for row, p in zip(rows, adjusted, strict=True)
-    }
-
-
-def has_star(study: str, variant: str) -> bool:
-    """Return True for a star of the study's table whose p stays small over studies."""
-    row = find_row(f"{study}/table.csv", variant=variant)
-    return row["significant"] == "True" and correct_over_studies()[study, variant] <= ALPHA
-
-
-def format_number(value: float, decimals: int, sign: str = "") -> str:
-    """Return a number with the minus sign of the tables."""
-    return f"{value:{sign}.{decimals}f}".replace("-", MINUS)
-
-
-def format_difference(row: Row, decimals: int) -> str:
-    """Return a difference with its interval."""
-    difference, low, high = (
-        format_number(float(row[key]), decimals, "+") for key in ("difference", "low", "high")
-    )
-    return f"{difference} [{low}, {high}]"
 
 
 @placeholder
@@ -370,60 +295,6 @@ def power(study: str) -> str:
     strength = find_study_power(matrix)
     assert strength is not None, study
     return f"{strength.power:.2f}"
-
-
-PROBES = (
-    (("recall-mechanisms", "probe-recall-others"), "test"),
-    (("probe-induction", "probe-induction-others"), "test"),
-    (("probe-needle", "probe-needle-others"), "test"),
-    (("probe-needle", "probe-needle-others"), "longer"),
-    (("probe-copying",), "test"),
-    (("probe-parity",), "test"),
-)
-"""The columns of the table of probes: studies that have different mechanisms, and a split."""
-
-
-@placeholder
-def unsolved(study: str, variant: str) -> str:
-    """Return in how many of its seeds a variant does not solve the probe, as "two of twelve"."""
-    solved = read_solved(study, "test")[variant]
-    return f"{WORDS[solved.count(False)]} of {WORDS[len(solved)]}"
-
-
-@placeholder
-def probes() -> str:
-    """Return the rows of the probes that each mechanism solved: in how many of its seeds."""
-    names = list(read_solved("recall-mechanisms", "test"))
-    names += [name for name in read_solved("probe-recall-others", "test") if name not in names]
-    lines = []
-    for name in names:
-        cells = [f"`{name}`"]
-        for studies, split in PROBES:
-            tried = [read_solved(study, split) for study in studies]
-            solved = next(seeds[name] for seeds in tried if name in seeds)
-            cells.append(f"{sum(solved)} of {len(solved)}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def read_solved(study: str, split: str) -> dict[str, list[bool]]:
-    """Return for each variant whether its seeds solved a probe.
-
-    Of a study that screened its variants, all of them count, with the seeds of the screening.
-    """
-    path = EVIDENCE / study / "screening.json"
-    all_steps = float(read_table(f"{study}/per_seed.csv")[0]["steps"])
-    solved: dict[str, list[bool]] = {}
-    if path.exists():
-        for screening in json.loads(path.read_text("utf-8"))["variants"]:
-            # A seed that never solves the probe has all steps.
-            steps = screening["by_seed"].values()
-            solved[screening["variant"]] = [before < all_steps for before in steps]
-        return solved
-    for row in read_table(f"{study}/per_seed.csv"):
-        seeds = solved.setdefault(row["variant"], [])
-        seeds.append(float(row[f"metric {split}/solved"]) == 1)
-    return solved
 
 
 @placeholder

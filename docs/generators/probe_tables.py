@@ -1,0 +1,86 @@
+"""Placeholders of probes: which mechanisms solve them, and after how many steps."""
+
+import json
+
+from evidence_tables import (
+    EVIDENCE,
+    STAR,
+    WORDS,
+    find_row,
+    format_number,
+    has_star,
+    placeholder,
+    read_table,
+)
+
+PROBES = (
+    (("recall-mechanisms", "probe-recall-others"), "test"),
+    (("probe-induction", "probe-induction-others"), "test"),
+    (("probe-needle", "probe-needle-others"), "test"),
+    (("probe-needle", "probe-needle-others"), "longer"),
+    (("probe-copying",), "test"),
+    (("probe-parity",), "test"),
+)
+"""The columns of the table of probes: studies that have different mechanisms, and a split."""
+
+
+@placeholder
+def unsolved(study: str, variant: str) -> str:
+    """Return in how many of its seeds a variant does not solve the probe, as "two of twelve"."""
+    solved = read_solved(study, "test")[variant]
+    return f"{WORDS[solved.count(False)]} of {WORDS[len(solved)]}"
+
+
+@placeholder
+def probes() -> str:
+    """Return the rows of the probes that each mechanism solved: in how many of its seeds."""
+    names = list(read_solved("recall-mechanisms", "test"))
+    names += [name for name in read_solved("probe-recall-others", "test") if name not in names]
+    lines = []
+    for name in names:
+        cells = [f"`{name}`"]
+        for studies, split in PROBES:
+            tried = [read_solved(study, split) for study in studies]
+            solved = next(seeds[name] for seeds in tried if name in seeds)
+            cells.append(f"{sum(solved)} of {len(solved)}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def read_solved(study: str, split: str) -> dict[str, list[bool]]:
+    """Return for each variant whether its seeds solved a probe.
+
+    Of a study that screened its variants, all of them count, with the seeds of the screening.
+    """
+    path = EVIDENCE / study / "screening.json"
+    all_steps = float(read_table(f"{study}/per_seed.csv")[0]["steps"])
+    solved: dict[str, list[bool]] = {}
+    if path.exists():
+        for screening in json.loads(path.read_text("utf-8"))["variants"]:
+            # A seed that never solves the probe has all steps.
+            steps = screening["by_seed"].values()
+            solved[screening["variant"]] = [before < all_steps for before in steps]
+        return solved
+    for row in read_table(f"{study}/per_seed.csv"):
+        seeds = solved.setdefault(row["variant"], [])
+        seeds.append(float(row[f"metric {split}/solved"]) == 1)
+    return solved
+
+
+@placeholder
+def solved_after(study: str, variant: str) -> str:
+    """Return the median of the steps before a probe is solved, and the star that stays."""
+    row = find_row(f"{study}/table.csv", variant=variant)
+    median = format_number(float(row["median"]), 0) if row["median"] else "not reached"
+    is_compared = row["p_adjusted"] != ""
+    return median + STAR * (is_compared and has_star(study, variant))
+
+
+@placeholder
+def solved_within(study: str, variant: str, *limits: str) -> str:
+    """Return how many seeds solved a probe within each number of steps, as "3, 8 and 8"."""
+    rows = [row for row in read_table(f"{study}/per_seed.csv") if row["variant"] == variant]
+    # They are the steps of the last evaluation before, or all steps of the training.
+    unsolved_steps = [float(row["value"]) for row in rows]
+    counts = [str(sum(steps < int(limit) for steps in unsolved_steps)) for limit in limits]
+    return f"{', '.join(counts[:-1])} and {counts[-1]}"
