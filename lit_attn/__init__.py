@@ -54,7 +54,7 @@ _PUBLIC = {
     "MetricLogger": "lit_attn.config.training:MetricLogger",
     "Model": "lit_attn.models.base:Model",
     "Optimizer": "lit_attn.optim.base:Optimizer",
-    "SceneAugmentation": "lit_attn.data.augment.scene_steps:SceneAugmentation",
+    "SceneAugmentation": "lit_attn.segmentation.scene_steps:SceneAugmentation",
     "Schedule": "lit_attn.optim.schedules:Schedule",
     "Task": "lit_attn.tasks.task:Task",
     "Tokenizer": "lit_attn.data.text.tokenizers:Tokenizer",

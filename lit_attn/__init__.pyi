@@ -29,7 +29,6 @@ from lit_attn.attention.transform import TransformConfig as TransformConfig
 from lit_attn.config.callbacks import CallbackConfig as CallbackConfig
 from lit_attn.config.training import MetricLogger as MetricLogger
 from lit_attn.data.augment.base import Augmentation as Augmentation
-from lit_attn.data.augment.scene_steps import SceneAugmentation as SceneAugmentation
 from lit_attn.data.base import Data as Data
 from lit_attn.data.module import DataModule as DataModule
 from lit_attn.data.module import EvaluationLoader as EvaluationLoader
@@ -44,6 +43,7 @@ from lit_attn.report import compare as compare
 from lit_attn.report import read_runs as read_runs
 from lit_attn.report.foreign.judging import judge as judge
 from lit_attn.report.foreign.laws import find_laws as find_laws
+from lit_attn.segmentation.scene_steps import SceneAugmentation as SceneAugmentation
 from lit_attn.signatures import Signature as Signature
 from lit_attn.study import Study as Study
 from lit_attn.tasks.base import TaskModule as TaskModule

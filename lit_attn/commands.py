@@ -6,6 +6,7 @@ import json
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def _make_lists() -> dict[str, dict[str, str]]:
     from lit_attn.attention.spec import PRESETS
 
     # The import of this module registers the members of all families.
-    load("lit_attn.config.experiment:MEMBERS")
+    import_module("lit_attn.config.experiment")
     lists = {f"studies in {file}": titles for file, titles in read_study_titles().items()}
     lists["presets"] = dict.fromkeys(PRESETS, "")
     for base in Kind.__subclasses__():

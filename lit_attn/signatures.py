@@ -120,8 +120,8 @@ class ImageMasks(ImageSignature):
     """An image with a label for every pixel, `ignore` where there is none.
 
     `shape` is that of a training window; evaluated images may be larger. Batches and networks are
-    mmsegmentation's (lit_attn.data.segmentation, lit_attn.models.segmenter). `names` are the names
-    of the classes, empty if only the files have them.
+    mmsegmentation's (data.py and segmenter.py of lit_attn.segmentation). `names` are the names of
+    the classes, empty if only the files have them.
     """
 
     classes: int

@@ -3,34 +3,19 @@
 import math
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lit_attn.config.training import Training
-from lit_attn.data import columns, image_folders, image_sets, mask_sets, scenes, table_sets
-from lit_attn.data.augment import policies, scene_steps, steps
 from lit_attn.data.base import Data
-from lit_attn.data.text import listops, parallel, plain_text, shards, text_folders
-from lit_attn.models import (
-    block_checks,
-    external,
-    language,
-    mmseg_models,
-    own_trial,
-    segmenter_config,
-    timm_models,
-    transformers_models,
-    translation,
-    vit,
-)
-from lit_attn.models import columns as column_models
+from lit_attn.models import block_checks, own_trial
 from lit_attn.models.base import Model, find_mixers, find_specs
-from lit_attn.optim import jax_adamw, muon, set_adam, standard
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Constant, Schedule
-from lit_attn.schema.base import Config, Kind, consistency_check, trial
+from lit_attn.schema.base import Config, Kind, consistency_check, load, trial
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure, find_last_return, find_user_line
 from lit_attn.schema.trust import is_foreign_file_open
@@ -38,34 +23,18 @@ from lit_attn.signatures import Signature
 from lit_attn.tasks.metrics import AddedMetric, MetricChoice
 from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 
-AUGMENTATIONS = (policies, scene_steps, steps)
-DATA = (
-    columns,
-    image_folders,
-    image_sets,
-    mask_sets,
-    scenes,
-    table_sets,
-    listops,
-    parallel,
-    plain_text,
-    shards,
-    text_folders,
-)
-MODELS = (
-    vit,
-    segmenter_config,
-    language,
-    translation,
-    column_models,
-    timm_models,
-    transformers_models,
-    external,
-    mmseg_models,
-)
-OPTIMIZERS = (standard, set_adam, jax_adamw, muon)
-MEMBERS = (*AUGMENTATIONS, *DATA, *MODELS, *OPTIMIZERS)
-"""Modules that register members of the families of this package when they are imported."""
+PACKAGES = ("data", "models", "optim", "segmentation")
+"""Packages whose constant MEMBERS names the modules that register members of the families."""
+
+
+def import_members() -> None:
+    """Import every module of lit_attn that registers members of the families."""
+    for package in PACKAGES:
+        for name in load(f"lit_attn.{package}:MEMBERS"):
+            import_module(f"lit_attn.{package}.{name}")
+
+
+import_members()
 
 
 class Experiment(Config):

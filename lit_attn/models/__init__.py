@@ -1,1 +1,12 @@
 """Networks around the attention layer, and their numbers of parameters and FLOPs."""
+
+MEMBERS = (
+    "vit",
+    "language",
+    "translation",
+    "columns",
+    "timm_models",
+    "transformers_models",
+    "external",
+)
+"""Modules that register members of the families when they are imported."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lit_attn import signatures
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate
-from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be, outside_identity
+from lit_attn.schema.base import Kind, OwnClass, Share, load, must_be
 from lit_attn.tasks.metrics import Form, Goal, MetricInfo, Outputs, percent
 
 MOST_PICTURES = 16
@@ -262,29 +262,3 @@ class ModuleTaskConfig(OwnClass, Task, kind="module"):
 
     def try_out(self, signature: Any) -> None:
         load("lit_attn.tasks.adapter:load_class")(self)
-
-
-class SegmentationConfig(Task, kind="segmentation"):
-    """Semantic segmentation with mmsegmentation's loss and inference."""
-
-    takes = (signatures.ImageMasks,)
-    module = "lit_attn.tasks.segmentation:Segmentation"
-    predicts = ("classes", "classes")
-
-    pictures: Annotated[int, Field(ge=0, le=MOST_PICTURES)] = outside_identity(
-        4,
-        "evaluated images whose labels and predictions are drawn after the training, spread evenly "
-        "over the first split; 0: none",
-    )
-
-    def metrics(self, signature: signatures.ImageMasks) -> tuple[MetricInfo, ...]:
-        # A star stands for the names of classes that only the files know.
-        names = signature.names or ("*",)
-        class_metrics = [percent(f"IoU:{name}", f"IoU of {name}") for name in names]
-        return (
-            percent("mIoU", "mIoU"),
-            percent("mAcc", "mean class accuracy"),
-            percent("aAcc", "pixel accuracy"),
-            MetricInfo("loss", "loss (nats)"),
-            *class_metrics,
-        )

@@ -22,9 +22,9 @@ from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.dry_run import has_files
 from lit_attn.ablate.input_files import find_variants, require_inputs
 from lit_attn.ablate.plan import expand
-from lit_attn.data.label_masks import list_pairs
 from lit_attn.data.text.labelled import LabelledText
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.label_masks import list_pairs
 from lit_attn.training.first_step import find_mistake
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"

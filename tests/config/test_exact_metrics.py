@@ -17,9 +17,9 @@ from sklearn.metrics import f1_score, fbeta_score, jaccard_score, precision_scor
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from lit_attn.segmentation.task import Overlap
 from lit_attn.tasks.exact_metrics import ClassMean, clear_states, compute, update, use_float64
 from lit_attn.tasks.metrics import Outputs, TorchMetric
-from lit_attn.tasks.segmentation import Overlap
 from lit_attn.tasks.square_metrics import R2Score
 
 Floats = NDArray[np.float64]

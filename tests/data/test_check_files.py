@@ -10,8 +10,6 @@ from lit_attn.data.base import Data
 from lit_attn.data.columns import ColumnClasses
 from lit_attn.data.image_folders import ImageFolder, WebDataset
 from lit_attn.data.image_sets import Digits, Npz, NpzTargets
-from lit_attn.data.mask_sets import Ade20k, MasksConfig
-from lit_attn.data.scenes import Scenes
 from lit_attn.data.table_sets import TableText
 from lit_attn.data.text.labelled import LabelledText
 from lit_attn.data.text.listops import ListOps
@@ -20,6 +18,8 @@ from lit_attn.data.text.plain_text import TextFiles
 from lit_attn.data.text.shards import Shards
 from lit_attn.data.text.text_folders import TextFolder
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.mask_sets import Ade20k, MasksConfig
+from lit_attn.segmentation.scenes import Scenes
 
 CLASS_FOLDERS = ("train/a/1.x", "test/a/1.x")
 PAIRS = ("images/training/1", "images/validation/1", "annotations/training/1")

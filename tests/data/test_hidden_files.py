@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from lit_attn.data.image_folders import ImageFolder, WebDataset
-from lit_attn.data.mask_sets import MasksConfig
 from lit_attn.data.table_sets import TableText
 from lit_attn.data.tables import load_rows
 from lit_attn.data.text.plain_text import python_documents
 from lit_attn.data.text.shards import Shards
 from lit_attn.data.text.text_folders import TextFolder
+from lit_attn.segmentation.mask_sets import MasksConfig
 
 Read = Callable[[Path], Any]
 

@@ -16,13 +16,13 @@ from PIL import Image
 from lit_attn.data.columns import ColumnClasses, read_columns
 from lit_attn.data.image_folders import ImageFolder, WebDataset
 from lit_attn.data.log import collect_warnings
-from lit_attn.data.mask_sets import MasksConfig
 from lit_attn.data.pictures import read_picture
 from lit_attn.data.table_sets import TableLabels
 from lit_attn.data.text.labelled import LabelledText
 from lit_attn.data.text.listops import ListOps
 from lit_attn.data.text.text_folders import TextFolder
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.mask_sets import MasksConfig
 
 CPU = torch.device("cpu")
 

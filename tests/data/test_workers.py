@@ -24,11 +24,11 @@ from lit_attn.data.image_folders import ImageFolder
 from lit_attn.data.image_sets import Npz
 from lit_attn.data.images import ImageData
 from lit_attn.data.module import DataModule
-from lit_attn.data.scenes import Scenes
 from lit_attn.data.text.parallel import ParallelText
 from lit_attn.data.text.shards import Shards
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
+from lit_attn.segmentation.scenes import Scenes
 from lit_attn.training.trainer_data import TrainerData
 
 # The kind `blanking-randaugment`.

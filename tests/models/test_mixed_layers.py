@@ -19,12 +19,12 @@ from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.models import factory, language, translation, vit
 from lit_attn.models.base import FFN, Model
 from lit_attn.models.language import SequenceClassifierConfig
-from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import parse_plain
+from lit_attn.segmentation.segmenter_config import SegmenterConfig
 from lit_attn.signatures import ImageMasks
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ffn": FFN(width=24)}

@@ -13,7 +13,6 @@ from lit_attn.extras import require_mmseg
 from lit_attn.models import (
     columns,
     language,
-    segmenter_config,
     timm_models,
     transformers_models,
     translation,
@@ -21,6 +20,7 @@ from lit_attn.models import (
 )
 from lit_attn.models.base import Model
 from lit_attn.models.external import ExternalModel
+from lit_attn.segmentation import segmenter_config
 
 # Importing these modules registers the kinds of models.
 REGISTERED = (

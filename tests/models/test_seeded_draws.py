@@ -15,10 +15,10 @@ from lit_attn.models.base import FFN, Model
 from lit_attn.models.columns import FeatureTransformerConfig
 from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
 from lit_attn.models.seeded_draws import by_name
-from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.models.token_transformer import Init
 from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.schema.plugins import load_parts
+from lit_attn.segmentation.segmenter_config import SegmenterConfig
 from lit_attn.signatures import ColumnLabels, ImageLabels
 
 load_parts(

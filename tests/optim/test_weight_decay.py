@@ -17,10 +17,10 @@ from lit_attn.config.experiment import Experiment, find_exempt
 from lit_attn.extras import require_mmseg
 from lit_attn.models.columns import FeatureTransformerConfig
 from lit_attn.models.language import GPTConfig, SequenceClassifierConfig
-from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ImageViTConfig, ViTConfig
 from lit_attn.optim.standard import SGD, AdamW
+from lit_attn.segmentation.segmenter_config import SegmenterConfig
 from lit_attn.signatures import (
     CausalTokens,
     ColumnLabels,

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from pydantic import Field, PositiveInt
 
-from lit_attn.data.augment.scene_steps import CategoryCrop, SceneAugmentation
 from lit_attn.data.image_sets import Digits
 from lit_attn.data.images import load_splits
-from lit_attn.data.segmentation import Scenery
 from lit_attn.files import one_at_a_time
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.data import Scenery
+from lit_attn.segmentation.scene_steps import CategoryCrop, SceneAugmentation
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]

@@ -19,14 +19,14 @@ from lit_attn.cells.failure import Preempted
 from lit_attn.cells.legend import Legend
 from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
 from lit_attn.config.experiment import Experiment
-from lit_attn.data.label_masks import IGNORED
-from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import parse_plain
+from lit_attn.segmentation.data import SceneryData
+from lit_attn.segmentation.label_masks import IGNORED
+from lit_attn.segmentation.task import Overlap
 from lit_attn.tasks.pictures import choose_colours
-from lit_attn.tasks.segmentation import Overlap
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import build
 from lit_attn.training.recording import Progress

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.data.mask_sets import MasksConfig
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.mask_sets import MasksConfig
 
 pytest.importorskip("mmseg")
 
@@ -167,7 +167,7 @@ def test_all_files_are_checked_if_there_is_time(
     data.train.pairs = [(Path(f"{number}"), Path()) for number in range(2001)]
     checked: list[str] = []
     pixel = np.zeros((1, 1), np.uint8)
-    read = "lit_attn.data.segmentation.read_"
+    read = "lit_attn.segmentation.data.read_"
     monkeypatch.setattr(f"{read}image", lambda sample: checked.append(sample["img_path"].name))
     monkeypatch.setattr(f"{read}labels", lambda sample, data: {"gt_seg_map": pixel})
     clock = types.SimpleNamespace(monotonic=lambda: seconds * len(checked))

@@ -14,10 +14,10 @@ from helpers.training_cells import folder_of, result_of, scenes_cell
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
-from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.schema.yaml_text import parse_plain
+from lit_attn.segmentation.data import SceneryData
 from lit_attn.train import run_cell
 from lit_attn.training.several_devices import require_shared_losses
 

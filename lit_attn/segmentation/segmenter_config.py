@@ -18,7 +18,7 @@ def build_segmenter(
     model: "SegmenterConfig", image_shape: Shape, num_classes: int, device: Device
 ) -> nn.Module:
     """Build the network; mmsegmentation, which is optional, is imported here."""
-    build = load("lit_attn.models.segmenter:build")
+    build = load("lit_attn.segmentation.segmenter:build")
     network: nn.Module = build(model, image_shape, num_classes, device)
     return network
 

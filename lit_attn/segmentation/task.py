@@ -1,7 +1,7 @@
 """Semantic segmentation, with mmsegmentation's own loss and inference.
 
 Shapes: logits (K, h, w) float for K classes; labels and predictions (h, w) int64; the label of
-pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.data.segmentation).
+pixels without a class is IGNORED. Batches are mmsegmentation's (lit_attn.segmentation.data).
 """
 
 import contextlib
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lit_attn.cells.legend import Legend
-from lit_attn.data.label_masks import IGNORED
-from lit_attn.data.segmentation import SceneryData
+from lit_attn.segmentation.data import SceneryData
+from lit_attn.segmentation.label_masks import IGNORED
+from lit_attn.segmentation.task_config import SegmentationConfig
 from lit_attn.tasks.base import TaskModule
 from lit_attn.tasks.pictures import (
     NO_LABEL,
@@ -24,7 +25,6 @@ from lit_attn.tasks.pictures import (
     choose_empty_colour,
     draw_picture,
 )
-from lit_attn.tasks.task import SegmentationConfig
 
 if TYPE_CHECKING:
     from mmseg.models import EncoderDecoder

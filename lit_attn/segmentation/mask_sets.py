@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lit_attn.data.label_masks import IGNORED
-from lit_attn.data.segmentation import Colour, Scenery
 from lit_attn.schema.base import consistency_check, outside_identity
+from lit_attn.segmentation.data import Colour, Scenery
+from lit_attn.segmentation.label_masks import IGNORED
 
 
 class Ade20k(Scenery, kind="ade20k"):

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS
 from lit_attn.data.base import Data
-from lit_attn.data.label_masks import IGNORED
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.models.base import Model
-from lit_attn.models.mmseg_models import MMSegConfig
 from lit_attn.replace.search import count_layers
 from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.trust import foreign_file
+from lit_attn.segmentation.label_masks import IGNORED
+from lit_attn.segmentation.mmseg_models import MMSegConfig
 from lit_attn.signatures import ImageMasks
 
 pytest.importorskip("mmseg")
@@ -95,8 +95,8 @@ def test_the_network_with_standard_attention_is_that_of_mmsegmentation(
 
 def build_original(model: MMSegConfig) -> nn.Module:
     """Return the network of `model` before its attention is replaced, with its initial values."""
-    from lit_attn.models import mmseg_models
     from lit_attn.models.seeded_draws import by_shape
+    from lit_attn.segmentation import mmseg_models
 
     with by_shape():
         network = mmseg_models.build_network(mmseg_models.clean_types(model.resolved))

@@ -166,7 +166,7 @@ def build_mmseg(model: MMSegConfig, signature: ImageMasks, device: Device) -> nn
     Raises ValueError, which begins with the key, for a `model` that mmsegmentation cannot build, or
     that the segmentation task cannot train.
     """
-    from lit_attn.models.mmseg_preprocessor import Preprocessor
+    from lit_attn.segmentation.mmseg_preprocessor import Preprocessor
 
     # Its types are names that mmsegmentation's registry imports.
     require_trust("resolved")

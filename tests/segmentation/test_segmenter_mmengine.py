@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from lit_attn.extras import require_mmseg
-from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.segmenter_config import SegmenterConfig
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
@@ -20,13 +20,13 @@ from mmengine.registry import DefaultScope  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 from mmseg.registry import MODELS  # noqa: E402
 
-from lit_attn.models import segmenter  # noqa: E402
+from lit_attn.segmentation import segmenter  # noqa: E402
 
 CROP = 32
 CLASSES = 3
 
 CONFIGURATION = """
-custom_imports = dict(imports=["lit_attn.models.segmenter"])
+custom_imports = dict(imports=["lit_attn.segmentation.segmenter"])
 default_scope = "mmseg"
 segmenter = dict(
     dim=16, depth=1, heads=2, patch=8, ffn=dict(width=24), decoder_depth=1,

@@ -12,13 +12,13 @@ from helpers.paths import ADE20K
 from PIL import Image
 from pydantic import ValidationError
 
-from lit_attn.data import scenes
-from lit_attn.data.augment.scene_steps import CategoryCrop, Rescale, SceneFlip
-from lit_attn.data.label_masks import IGNORED, read_image, read_labels
-from lit_attn.data.mask_sets import Ade20k
-from lit_attn.data.scenes import Scenes
-from lit_attn.data.segmentation import Scenery, SceneryData, pipeline
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation import scenes
+from lit_attn.segmentation.data import Scenery, SceneryData, pipeline
+from lit_attn.segmentation.label_masks import IGNORED, read_image, read_labels
+from lit_attn.segmentation.mask_sets import Ade20k
+from lit_attn.segmentation.scene_steps import CategoryCrop, Rescale, SceneFlip
+from lit_attn.segmentation.scenes import Scenes
 
 pytest.importorskip("mmseg")
 

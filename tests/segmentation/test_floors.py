@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from sklearn.metrics import jaccard_score
 
-from lit_attn.data.label_masks import IGNORED
-from lit_attn.data.scenes import Scenes
-from lit_attn.floors import pixels
-from lit_attn.floors.pixels import PIXEL_RULES, Pixels, pixel_floors
-from lit_attn.tasks.segmentation import Overlap
+from lit_attn.segmentation import floors as pixels
+from lit_attn.segmentation.floors import PIXEL_RULES, Pixels, pixel_floors
+from lit_attn.segmentation.label_masks import IGNORED
+from lit_attn.segmentation.scenes import Scenes
+from lit_attn.segmentation.task import Overlap
 
 NAMES = ("sky", "ground", "tree", "never")
 

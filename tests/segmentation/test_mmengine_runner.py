@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from lit_attn.config.cell import Cell
-from lit_attn.data.segmentation import SceneryData
 from lit_attn.extras import require_mmseg
+from lit_attn.segmentation.data import SceneryData
+from lit_attn.segmentation.task import Segmentation
 from lit_attn.tasks.base import TaskModule
-from lit_attn.tasks.segmentation import Segmentation
 from lit_attn.train import run_cell
 
 pytest.importorskip("mmseg")
@@ -49,7 +49,7 @@ MODEL: dict[str, Any] = {
 }
 
 CONFIGURATION = """
-custom_imports = dict(imports=["lit_attn.models.segmenter"])
+custom_imports = dict(imports=["lit_attn.segmentation.segmenter"])
 default_scope = "mmseg"
 segmenter = {model}
 model = dict(

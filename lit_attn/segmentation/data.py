@@ -15,15 +15,21 @@ import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch.utils.data import Dataset
 
-from lit_attn.data.augment.scene_steps import (
-    CategoryCrop,
-    Photometric,
-    Rescale,
-    SceneAugmentation,
-    SceneFlip,
-)
 from lit_attn.data.base import Data, require_path
-from lit_attn.data.label_masks import (
+from lit_attn.data.loading import check_samples, use_seed
+from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
+from lit_attn.data.sets import digest, hold_out
+from lit_attn.data.splits import warn_of_shared_files
+from lit_attn.extras import require_mmseg
+from lit_attn.floors.base import Floor, spread_places
+from lit_attn.segmentation.floors import (
+    MOST_EVALUATED_IMAGES,
+    MOST_TRAINING_IMAGES,
+    PIXEL_RULES,
+    Pixels,
+    pixel_floors,
+)
+from lit_attn.segmentation.label_masks import (
     IGNORED,
     Pair,
     list_pairs,
@@ -31,18 +37,12 @@ from lit_attn.data.label_masks import (
     read_labels,
     warn_of_absent_classes,
 )
-from lit_attn.data.loading import check_samples, use_seed
-from lit_attn.data.module import DataModule, EvaluationLoader, numpy_generator
-from lit_attn.data.sets import digest, hold_out
-from lit_attn.data.splits import warn_of_shared_files
-from lit_attn.extras import require_mmseg
-from lit_attn.floors.base import Floor, spread_places
-from lit_attn.floors.pixels import (
-    MOST_EVALUATED_IMAGES,
-    MOST_TRAINING_IMAGES,
-    PIXEL_RULES,
-    Pixels,
-    pixel_floors,
+from lit_attn.segmentation.scene_steps import (
+    CategoryCrop,
+    Photometric,
+    Rescale,
+    SceneAugmentation,
+    SceneFlip,
 )
 from lit_attn.signatures import ImageMasks
 

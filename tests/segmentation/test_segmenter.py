@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from lit_attn.attention.residual import SplitConfig
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.data.scenes import Scenes
 from lit_attn.extras import require_mmseg
 from lit_attn.models.base import FFN
 from lit_attn.models.factory import build, count, describe
-from lit_attn.models.segmenter_config import SegmenterConfig
 from lit_attn.schema.errors import ConfigError
+from lit_attn.segmentation.scenes import Scenes
+from lit_attn.segmentation.segmenter_config import SegmenterConfig
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
@@ -24,8 +24,8 @@ from mmengine.structures import PixelData  # noqa: E402
 from mmseg.registry import MODELS  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
 
-from lit_attn.models import segmenter  # noqa: E402
-from lit_attn.models.segmenter import AttentionMaskHead, AttentionViT  # noqa: E402
+from lit_attn.segmentation import segmenter  # noqa: E402
+from lit_attn.segmentation.segmenter import AttentionMaskHead, AttentionViT  # noqa: E402
 
 PRETRAINED = "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
 
