@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from lit_attn.ablate.papers import UTILISATION, estimate_costs, expand_paper, format_item
-from lit_attn.config.paper_layout import Figure
-from lit_attn.config.papers import PaperSource, read_paper
+from lit_attn.papers.layout import Figure
+from lit_attn.papers.runs import UTILISATION, estimate_costs, expand_paper, format_item
+from lit_attn.papers.source import PaperSource, read_paper
 
 # Short names of the papers.
 TITLES = {

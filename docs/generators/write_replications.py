@@ -7,9 +7,9 @@ numbers in experiments/papers and the committed records of our trainings in repo
 import csv
 from pathlib import Path
 
-from lit_attn.config.paper_layout import Layout, Replication
-from lit_attn.config.papers import FOLDER, SMALL_FILE, PaperSource, read_paper
-from lit_attn.report.papers.replications import format_replication, judge_text
+from lit_attn.papers.layout import Layout, Replication
+from lit_attn.papers.replications import format_replication, judge_text
+from lit_attn.papers.source import FOLDER, SMALL_FILE, PaperSource, read_paper
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "reports" / "evidence"

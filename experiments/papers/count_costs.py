@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.cells.records import csv_lines
-from lit_attn.config.paper_layout import COUNTS, Figure
-from lit_attn.config.papers import COUNTS_FILE, SMALL_FILE, PaperSource, Reference, read_paper
 from lit_attn.files import write_atomic
+from lit_attn.papers.layout import COUNTS, Figure
+from lit_attn.papers.source import COUNTS_FILE, SMALL_FILE, PaperSource, Reference, read_paper
 from lit_attn.schema.errors import OneLineParser, command
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from lit_attn.cells.folder import CellStatus, State, read_cell
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.config.cell import LARGEST_SEED, Cell
-from lit_attn.config.published import read_published
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published, SeedChoice
 from lit_attn.files import one_at_a_time
+from lit_attn.schema.base import load
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import Mapping
 
@@ -317,7 +317,7 @@ def expand(
             source, design, written, variants, without_values, name, folder
         )
         variants = _choose_confirmed(variants, screening)
-    published = read_published(source, [variant.name for variant in written])
+    published = _read_published(source, [variant.name for variant in written])
     # Numbers of a paper stand beside the experiment that they belong to, and nowhere else.
     changed = find_changed(source, written, changes)
     count = len(variants) * len(run_seeds)
@@ -344,6 +344,15 @@ def expand(
         parity="" if changed else source.study.parity,
         dropped=[] if changes is None else list_dropped_keys(source, changes),
     )
+
+
+def _read_published(source: StudySource, variants: list[str]) -> dict[str, Published]:
+    """Return the published numbers of variants, from the study and from the paper that it names."""
+    numbers = dict(source.study.published)
+    if source.study.paper is not None:
+        read_published = load("lit_attn.papers.study_numbers:read_published")
+        numbers |= read_published(source, variants)
+    return numbers
 
 
 def _choose_seeds(source: StudySource, choice: SeedChoice | None) -> tuple[int, ...]:

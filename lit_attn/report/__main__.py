@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.config.paper_sizes import add_size_options, find_size_option
-from lit_attn.config.papers import read_paper
 from lit_attn.files import require_writable
 from lit_attn.report.foreign.arguments import FOREIGN, add_foreign_arguments
+from lit_attn.schema.base import load
 from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def _make_parser() -> OneLineParser:
         help="print what was written as JSON (`schema report` prints its schema)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
+    add_size_options = load("lit_attn.papers.sizes:add_size_options")
     add_size_options(parser, "with --paper: the results of small models on {data}")
     foreign = parser.add_argument_group("with --csv")
     add_foreign_arguments(foreign, nargs="+")
@@ -76,7 +76,8 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         "across": "a folder of runs",
     }
     if options.small and not sources["--paper"]:
-        parser.error(f"{find_size_option(options.small)} needs --paper")
+        option = load("lit_attn.papers.sizes:find_size_option")(options.small)
+        parser.error(f"{option} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
             parser.error(f"{FOREIGN.get(name, f'--{name}')} needs {source}")
@@ -86,10 +87,9 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
 
 def _report_paper(options: argparse.Namespace) -> int:
     """Write the page of a paper and return the exit code."""
-    from lit_attn.report.papers.page import write_parts
-
-    source = read_paper(options.paper, options.small)
-    outcome = write_parts(source, options.runs or Path("runs"), options.reports)
+    source = load("lit_attn.papers.source:read_paper")(options.paper, options.small)
+    write_parts = load("lit_attn.papers.page:write_parts")
+    outcome: Outcome = write_parts(source, options.runs or Path("runs"), options.reports)
     if options.json:
         _print_answer(outcome, index=None)
     else:

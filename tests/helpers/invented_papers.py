@@ -5,10 +5,10 @@ from pathlib import Path
 
 from helpers.fake_cells import result
 from helpers.paths import EXPERIMENTS
-from lit_attn.ablate.papers import expand_paper
 from lit_attn.cells.records import Spread
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.published import make_entries, read_records
+from lit_attn.papers.published import make_entries, read_records
+from lit_attn.papers.runs import expand_paper
+from lit_attn.papers.source import read_paper
 
 FOLDER = EXPERIMENTS / "papers"
 CLOCK = "step,seconds\n10,5.0\n20,11.0\n"

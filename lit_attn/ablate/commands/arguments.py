@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lit_attn.ablate.gpus import GPUS, read_gpu
-from lit_attn.config.paper_sizes import SIZES, add_size_options
+from lit_attn.schema.base import load
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
 
 if TYPE_CHECKING:
-    from lit_attn.config.papers import PaperSource
     from lit_attn.config.study_values import SeedChoice
     from lit_attn.schema.yaml_text import Mapping
 
@@ -41,7 +40,7 @@ class StudyCommand(Command):
         word = unknown[0]
         if word.startswith("-"):
             names = [option_name(entry.name) for entry in fields(StudyOptions)]
-            names += SIZES
+            names += load("lit_attn.papers.sizes:SIZES")
             raise ConfigError(f"{word}: unknown option{suggest(word, names)}")
         raise ConfigError(
             f"'{word}' is not an option, and there can be one file only;"
@@ -96,6 +95,7 @@ def _add_file(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_sizes(parser: argparse.ArgumentParser, _: str) -> None:
+    add_size_options = load("lit_attn.papers.sizes:add_size_options")
     add_size_options(parser, "With --paper: run small models, for two CPU cores, on {data}.")
 
 
@@ -116,7 +116,8 @@ class StudyOptions:
     study: list[str] = field(
         metadata=_several("NAME", "Run this study (default: studies with `default: true`).")
     )
-    paper: "PaperSource | None" = field(
+    # A `PaperSource` of the product `papers`.
+    paper: Any = field(
         metadata=_value(
             str, "NAME", "Run the tables and figures of a paper (see experiments/papers)."
         )

@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 
-from lit_attn.ablate import dry_run, papers
+from lit_attn.ablate import dry_run
 from lit_attn.ablate.commands.arguments import StudyOptions
 from lit_attn.ablate.commands.execution import (
     cancel_jobs,
@@ -18,6 +18,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.origin import require_origin
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import handle_signals
+from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.sources import freeze_package
 
@@ -34,7 +35,8 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
     matrices = expand_studies(study_options)
     if study_options.paper is not None and study_options.cost is not None:
         items = study_options.paper.items(study_options.table)
-        papers.print_costs(study_options.paper, items, matrices, study_options.cost)
+        print_costs = load("lit_attn.papers.runs:print_costs")
+        print_costs(study_options.paper, items, matrices, study_options.cost)
         return 0
     _require_origins(matrices, study_options)
     launcher = Launcher(target, study_options.smoke)

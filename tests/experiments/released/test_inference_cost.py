@@ -10,8 +10,8 @@ import torch
 from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.bench import measure
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.published import make_entries
+from lit_attn.papers.published import make_entries
+from lit_attn.papers.source import read_paper
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "released" / "inference_cost.py"])

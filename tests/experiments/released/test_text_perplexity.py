@@ -11,8 +11,8 @@ import torch
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.published import make_entries
+from lit_attn.papers.published import make_entries
+from lit_attn.papers.source import read_paper
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "released" / "text_perplexity.py"])

@@ -8,9 +8,9 @@ import pytest
 from helpers.invented_papers import FOLDER, run_invented
 
 from lit_attn.cells.floors import Floors, FloorValues
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.page import make_claims_table, make_tables, write_paper
-from lit_attn.report.papers.published import read_records
+from lit_attn.papers.page import make_claims_table, make_tables, write_paper
+from lit_attn.papers.published import read_records
+from lit_attn.papers.source import read_paper
 from lit_attn.report.tables.formats import Table
 
 pytestmark = pytest.mark.usefixtures("no_rendering")

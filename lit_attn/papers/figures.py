@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lit_attn.cells.records import read_clock
-from lit_attn.config.paper_layout import AXES, Figure, Panel, Reading
-from lit_attn.config.papers import PaperSource, Reference
+from lit_attn.papers import published as papers
+from lit_attn.papers.layout import AXES, Figure, Panel, Reading
+from lit_attn.papers.published import Counts, Records, measure, measure_or_count
+from lit_attn.papers.source import PaperSource, Reference
 from lit_attn.report.figures import diagnostics, drawing
 from lit_attn.report.figures.scaling import read_points
-from lit_attn.report.papers import published as papers
-from lit_attn.report.papers.published import Counts, Records, measure, measure_or_count
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.study_record import drop_undefined_steps
 

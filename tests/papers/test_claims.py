@@ -8,11 +8,11 @@ from helpers.invented_papers import FOLDER, entries, run_invented
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
-from lit_attn.config.paper_layout import Figure, Table
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.claims import judge_claims
-from lit_attn.report.papers.page import make_claims_table
-from lit_attn.report.papers.published import read_records
+from lit_attn.papers.claims import judge_claims
+from lit_attn.papers.layout import Figure, Table
+from lit_attn.papers.page import make_claims_table
+from lit_attn.papers.published import read_records
+from lit_attn.papers.source import read_paper
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
 

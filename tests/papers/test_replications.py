@@ -12,9 +12,9 @@ from helpers.invented_papers import FOLDER, run_invented
 from helpers.paths import ROOT
 from scipy import stats
 
-from lit_attn.config.papers import Paper, read_paper
-from lit_attn.report.papers.published import read_records
-from lit_attn.report.papers.replications import judge, judge_text, make_replications_table
+from lit_attn.papers.published import read_records
+from lit_attn.papers.replications import judge, judge_text, make_replications_table
+from lit_attn.papers.source import Paper, read_paper
 
 OURS = [18.1, 19.4, 18.8, 20.3, 19.0]
 

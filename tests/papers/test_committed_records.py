@@ -14,9 +14,9 @@ import pytest
 from helpers.paths import EXPERIMENTS, ROOT
 from helpers.processors import COORDINATE, assert_same_text
 
-from lit_attn.config.papers import read_paper
+from lit_attn.papers.page import write_paper
+from lit_attn.papers.source import read_paper
 from lit_attn.report import write_reports
-from lit_attn.report.papers.page import write_paper
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.tables.study_ranks import write_across
 

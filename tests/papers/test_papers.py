@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from helpers.paths import EXPERIMENTS, ROOT
 
-from lit_attn.ablate import papers
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.variants import resolve
-from lit_attn.config.paper_layout import Table, find_numbers
-from lit_attn.config.papers import PaperSource, read_paper
 from lit_attn.config.study import read_studies
+from lit_attn.papers import runs as papers
+from lit_attn.papers.layout import Table, find_numbers
+from lit_attn.papers.source import PaperSource, read_paper
 from lit_attn.schema.errors import ConfigError
 
 FOLDER = EXPERIMENTS / "papers"
@@ -404,7 +404,7 @@ def test_papers_of_a_wheel_are_found_outside_a_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_attn.config.papers.SHIPPED", ROOT)
+    monkeypatch.setattr("lit_attn.papers.source.SHIPPED", ROOT)
     assert read_paper("attentionx").path == ROOT / "experiments/papers/attentionx.yaml"
 
 

@@ -5,11 +5,11 @@ import math
 from typing import NamedTuple
 
 from lit_attn.cells.records import Plan
-from lit_attn.config import paper_layout as layout
-from lit_attn.config import papers as config
-from lit_attn.report.papers.floors import is_below
-from lit_attn.report.papers.printed import count_decimals
-from lit_attn.report.papers.published import (
+from lit_attn.papers import layout
+from lit_attn.papers import source as config
+from lit_attn.papers.floors import is_below
+from lit_attn.papers.printed import count_decimals
+from lit_attn.papers.published import (
     Entry,
     Records,
     choose_columns,

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lit_attn.config import paper_layout as layout
-from lit_attn.config import papers as config
-from lit_attn.report.papers.printed import count_decimals
-from lit_attn.report.papers.published import Records, measure
+from lit_attn.papers import layout
+from lit_attn.papers import source as config
+from lit_attn.papers.printed import count_decimals
+from lit_attn.papers.published import Records, measure
 from lit_attn.report.statistics.stats import student_quantile
 from lit_attn.report.tables import formats
 from lit_attn.report.tables.columns import format_difference, format_number

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
-from lit_attn.config import paper_layout as layout
-from lit_attn.config import papers as config
+from lit_attn.papers import layout
+from lit_attn.papers import source as config
+from lit_attn.papers.floors import FloorText, write_floors
+from lit_attn.papers.printed import format_values
 from lit_attn.report.figures import scaling
-from lit_attn.report.papers.floors import FloorText, write_floors
-from lit_attn.report.papers.printed import format_values
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.study_record import BUSY, CellRecord, StudyRecord

@@ -9,11 +9,11 @@ from pathlib import Path
 from lit_attn.ablate.gpus import GPUS
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.config.experiment import Experiment
-from lit_attn.config.paper_layout import Layout, Reading
-from lit_attn.config.papers import PaperSource, Reference
 from lit_attn.config.study import read_studies
 from lit_attn.config.study_values import SeedChoice
 from lit_attn.models import factory
+from lit_attn.papers.layout import Layout, Reading
+from lit_attn.papers.source import PaperSource, Reference
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping
 

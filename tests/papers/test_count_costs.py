@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from helpers.paths import EXPERIMENTS
 
-from lit_attn.ablate.papers import expand_paper
-from lit_attn.config.papers import COUNTS_FILE, read_paper
-from lit_attn.report.papers.figures import draw_figure
-from lit_attn.report.papers.page import make_tables
-from lit_attn.report.papers.published import make_entries
+from lit_attn.papers.figures import draw_figure
+from lit_attn.papers.page import make_tables
+from lit_attn.papers.published import make_entries
+from lit_attn.papers.runs import expand_paper
+from lit_attn.papers.source import COUNTS_FILE, read_paper
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
 

@@ -4,7 +4,7 @@ import re
 import statistics
 from collections.abc import Mapping
 
-from lit_attn.config import paper_layout as layout
+from lit_attn.papers import layout
 from lit_attn.report.numbers import find_magnitude, write_number
 from lit_attn.report.tables.columns import format_number
 

@@ -10,9 +10,9 @@ from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate.__main__ import main as run_studies
 from lit_attn.ablate.variants import resolve
-from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
 from lit_attn.models.language import GPTConfig
+from lit_attn.papers.source import read_paper
 
 FOLDER = EXPERIMENTS / "papers"
 NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")

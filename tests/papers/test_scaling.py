@@ -6,9 +6,9 @@ import pytest
 from helpers.fake_cells import result
 from helpers.invented_papers import FOLDER, entries
 
-from lit_attn.ablate.papers import expand_paper
-from lit_attn.config.papers import read_paper
-from lit_attn.report.papers.page import write_paper
+from lit_attn.papers.page import write_paper
+from lit_attn.papers.runs import expand_paper
+from lit_attn.papers.source import read_paper
 
 FLOPS = {"405M": 1_000_000, "834M": 4_000_000, "1.4B": 16_000_000}
 LEADS = {"dcmha-scaling": 1.87, "dcmha-scaling-plus": 1.67}

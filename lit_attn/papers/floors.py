@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_attn.config import paper_layout as layout
-from lit_attn.report.papers.printed import choose_digits, find_unit
+from lit_attn.papers import layout
+from lit_attn.papers.printed import choose_digits, find_unit
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables.columns import format_number
 from lit_attn.report.tables.formats import Cell, Table, named_table

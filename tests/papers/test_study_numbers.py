@@ -12,9 +12,9 @@ from helpers.shipped import shipped_matrix, shipped_studies
 
 from lit_attn.ablate.axes import combine_axes
 from lit_attn.ablate.plan import Matrix, expand
-from lit_attn.config.papers import read_paper
-from lit_attn.config.published import PublishedCell, list_cells, parse_cell
 from lit_attn.config.study_values import Published
+from lit_attn.papers.source import read_paper
+from lit_attn.papers.study_numbers import PublishedCell, list_cells, parse_cell
 from lit_attn.schema.errors import ConfigError
 
 PAPERS = EXPERIMENTS / "papers"

@@ -14,11 +14,11 @@ from helpers.invented_papers import FOLDER, entries, run_invented
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
-from lit_attn.config.papers import read_paper
 from lit_attn.config.study import read_studies
-from lit_attn.report.papers.claims import judge_claims
-from lit_attn.report.papers.page import make_tables, write_paper
-from lit_attn.report.papers.published import UNMEASURED, make_entries, read_records
+from lit_attn.papers.claims import judge_claims
+from lit_attn.papers.page import make_tables, write_paper
+from lit_attn.papers.published import UNMEASURED, make_entries, read_records
+from lit_attn.papers.source import read_paper
 
 
 def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lit_attn.config.paper_layout import FileError
-from lit_attn.config.papers import PaperSource, read_paper
-from lit_attn.report.papers.claims import Verdict, judge_claims
+from lit_attn.papers.claims import Verdict, judge_claims
+from lit_attn.papers.layout import FileError
+from lit_attn.papers.source import PaperSource, read_paper
 
 ACCURACIES = ("lambada_openai", "piqa", "winogrande", "arc_easy", "arc_challenge", "sciq")
 ACCURACIES += ("logiqa", "boolq", "hellaswag", "race_middle", "race")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from helpers.invented_papers import FOLDER, run_invented
 
-from lit_attn.config.papers import read_paper
+from lit_attn.papers.figures import draw_panels
+from lit_attn.papers.page import _lay_out, make_tables, write_paper
+from lit_attn.papers.published import make_entries, read_records
+from lit_attn.papers.source import read_paper
 from lit_attn.report.pages.page import Section, render_page
-from lit_attn.report.papers.figures import draw_panels
-from lit_attn.report.papers.page import _lay_out, make_tables, write_paper
-from lit_attn.report.papers.published import make_entries, read_records
 from lit_attn.report.tables.formats import Cell, Table, to_latex
 
 

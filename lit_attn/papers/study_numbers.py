@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from lit_attn.config import papers
-from lit_attn.config.paper_layout import parse_cell
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_values import Published
+from lit_attn.papers import source as papers
+from lit_attn.papers.layout import parse_cell
 from lit_attn.schema.errors import ConfigError, suggest
 
 
@@ -72,14 +72,13 @@ def list_cells(paper: papers.Paper) -> Iterator[PublishedCell]:
 def read_published(source: StudySource, variants: Sequence[str]) -> dict[str, Published]:
     """Return the published mean and deviation of `variants`, of those that have one.
 
-    They come from the paper that the study names, and from the study's key `published`. Raises
-    ConfigError if the paper has no number of the study, or if a number is in both places.
+    They come from the paper that the study names. Raises ConfigError if the paper has no number of
+    the study, or if one of them stands in the study's key `published` too.
     """
-    numbers = dict(source.study.published)
-    if source.study.paper is None:
-        return numbers
+    numbers = {}
     for variant, cell in _read_cells(source, variants).items():
-        if variant in numbers:
+        if variant in source.study.published:
+            assert source.study.paper is not None
             raise source.error(
                 ("published", variant),
                 f"this number is in {source.study.paper.file}, too ({cell.place});"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from helpers.invented_papers import FOLDER, run_invented
 
-from lit_attn.config.papers import read_paper
+from lit_attn.papers.page import write_paper
+from lit_attn.papers.source import read_paper
 from lit_attn.report.__main__ import main
-from lit_attn.report.papers.page import write_paper
 from lit_attn.schema.mistakes import EXIT_CODE
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
@@ -53,7 +53,7 @@ def test_a_full_run_has_priority_over_a_smoke_run(tmp_path: Path) -> None:
 def test_a_table_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lit_attn.report.papers import page as papers_page
+    from lit_attn.papers import page as papers_page
 
     original = papers_page.make_tables
 

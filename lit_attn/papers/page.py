@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_attn.config.paper_layout import Figure, Layout, Reading
-from lit_attn.config.paper_layout import Table as PaperTable
-from lit_attn.config.papers import PaperSource
 from lit_attn.files import write_atomic
+from lit_attn.papers import published as papers
+from lit_attn.papers.claims import JUDGEMENTS, judge_claims
+from lit_attn.papers.figures import draw_figure, shows_counts
+from lit_attn.papers.floors import FloorText, make_floor_rows, make_floors_table
+from lit_attn.papers.layout import Figure, Layout, Reading
+from lit_attn.papers.layout import Table as PaperTable
+from lit_attn.papers.published import Entry, Records, make_entries
+from lit_attn.papers.replications import make_replications_table
+from lit_attn.papers.source import PaperSource
 from lit_attn.report.pages.page import Section, render_page
-from lit_attn.report.papers import published as papers
-from lit_attn.report.papers.claims import JUDGEMENTS, judge_claims
-from lit_attn.report.papers.figures import draw_figure, shows_counts
-from lit_attn.report.papers.floors import FloorText, make_floor_rows, make_floors_table
-from lit_attn.report.papers.published import Entry, Records, make_entries
-from lit_attn.report.papers.replications import make_replications_table
 from lit_attn.report.records.skipped import LOG, Outcome, describe_failure
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables import formats

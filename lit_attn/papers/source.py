@@ -1,6 +1,6 @@
 """Papers: one file each in `experiments/papers`, with the studies that its tables need.
 
-lit_attn.config.paper_layout has the keys of tables and figures; docs/papers.md is for readers.
+lit_attn.papers.layout has the keys of tables and figures; docs/papers.md is for readers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from lit_attn.config.paper_layout import Figure, Layout, Place, Reading, Replication, Table
 from lit_attn.config.source import load, locate
+from lit_attn.papers.layout import Figure, Layout, Place, Reading, Replication, Table
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, explain, find_problem, require, suggest
 from lit_attn.schema.yaml_text import SHIPPED

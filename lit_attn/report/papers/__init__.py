@@ -1,1 +1,0 @@
-"""Tables and figures of the five papers, with published values beside ours."""
