@@ -34,6 +34,8 @@ from lit_attn.data.module import DataModule as DataModule
 from lit_attn.data.module import EvaluationLoader as EvaluationLoader
 from lit_attn.data.text.tokenizers import Tokenizer as Tokenizer
 from lit_attn.hub import load_exported as load_exported
+from lit_attn.judging.laws import find_laws as find_laws
+from lit_attn.judging.runs import judge as judge
 from lit_attn.models.base import FFN as FFN
 from lit_attn.models.base import Model as Model
 from lit_attn.optim.base import Optimizer as Optimizer
@@ -41,8 +43,6 @@ from lit_attn.optim.schedules import Schedule as Schedule
 from lit_attn.replace import replace_attention as replace_attention
 from lit_attn.report import compare as compare
 from lit_attn.report import read_runs as read_runs
-from lit_attn.report.foreign.judging import judge as judge
-from lit_attn.report.foreign.laws import find_laws as find_laws
 from lit_attn.segmentation.scene_steps import SceneAugmentation as SceneAugmentation
 from lit_attn.signatures import Signature as Signature
 from lit_attn.study import Study as Study

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.ablate.commands.board import Board
-from lit_attn.ablate.commands.judge import Judge
-from lit_attn.ablate.commands.laws import Laws
 from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import Run
 from lit_attn.ablate.commands.seal import Seal
@@ -21,6 +19,8 @@ from lit_attn.commands import (
     make_overview_parser,
     read_study_titles,
 )
+from lit_attn.judging.judge_command import Judge
+from lit_attn.judging.laws_command import Laws
 from lit_attn.schema import errors
 from lit_attn.schema.commands import Command, route
 from lit_attn.schema.errors import ConfigError, command

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lit_attn.ablate.plan import expand
 from lit_attn.config.study import read_studies
+from lit_attn.judging.prepare import Choices
+from lit_attn.judging.runs import prepare_metrics
+from lit_attn.judging.table import read_table
 from lit_attn.report import write_reports
-from lit_attn.report.foreign.judging import prepare_metrics
-from lit_attn.report.foreign.prepare import Choices
-from lit_attn.report.foreign.table import read_table
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.names import is_file_name
 from lit_attn.train import run_cell

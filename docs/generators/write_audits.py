@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lit_attn import find_laws, judge
-from lit_attn.report.answers.judged import CostComparison, Interval, JudgedStudy, JudgedVariant
+from lit_attn.judging.answers import CostComparison
+from lit_attn.report.answers.judged import Interval, JudgedStudy, JudgedVariant
 from lit_attn.report.numbers import write_number
 from lit_attn.report.statistics.stats import holm
 from lit_attn.schema.errors import ConfigError

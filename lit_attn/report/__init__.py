@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lit_attn.schema.base import load
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -40,9 +42,11 @@ def compare(
     unless a variant has this name. `margin` is the largest difference that does not matter. PyTorch
     is not needed. `lit_attn.judge` returns more. Raises ConfigError for another frame.
     """
-    from lit_attn.report.frames import compare_frame
-
-    return compare_frame(frame, metric, pairs=pairs, baseline=baseline, goal=goal, margin=margin)
+    compare_frame = load("lit_attn.judging.frames:compare_frame")
+    compared: pd.DataFrame = compare_frame(
+        frame, metric, pairs=pairs, baseline=baseline, goal=goal, margin=margin
+    )
+    return compared
 
 
 def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
@@ -54,6 +58,5 @@ def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from lit_attn.report.foreign.table import read_table
-
+    read_table = load("lit_attn.judging.table:read_table")
     return pd.DataFrame(read_table(Path(path), reader).rows)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.files import require_writable
-from lit_attn.report.foreign.arguments import FOREIGN, add_foreign_arguments
 from lit_attn.schema.base import load
 from lit_attn.schema.errors import OneLineParser, command, program
 
@@ -58,7 +57,7 @@ def _make_parser() -> OneLineParser:
     add_size_options = load("lit_attn.papers.sizes:add_size_options")
     add_size_options(parser, "with --paper: the results of small models on {data}")
     foreign = parser.add_argument_group("with --csv")
-    add_foreign_arguments(foreign, nargs="+")
+    load("lit_attn.judging.arguments:add_foreign_arguments")(foreign, nargs="+")
     return parser
 
 
@@ -70,8 +69,9 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         # With --paper it is the folder of the paper's runs.
         "a folder of runs": bool(options.runs and not options.paper),
     }
+    foreign = load("lit_attn.judging.arguments:FOREIGN")
     needed_sources = {
-        **dict.fromkeys(FOREIGN, "--csv"),
+        **dict.fromkeys(foreign, "--csv"),
         "study": "a folder of runs",
         "across": "a folder of runs",
     }
@@ -80,7 +80,7 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         parser.error(f"{option} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
-            parser.error(f"{FOREIGN.get(name, f'--{name}')} needs {source}")
+            parser.error(f"{foreign.get(name, f'--{name}')} needs {source}")
     if sum(sources.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
 
@@ -119,7 +119,7 @@ def _report_studies(options: argparse.Namespace) -> int:
     from lit_attn.report.records.read import read_studies
 
     if options.csv:
-        tables = _read_tables(options)
+        tables: list[StudyRecord] = load("lit_attn.judging.runs:read_tables")(options)
         planned_count = len(tables)
         outcome = write.write_reports(tables, options.reports)
     else:
@@ -135,29 +135,6 @@ def _report_studies(options: argparse.Namespace) -> int:
         print(index)
     has_skipped = outcome.skipped or len(outcome.written) < planned_count
     return 1 if has_skipped else 0
-
-
-def _read_tables(options: argparse.Namespace) -> "list[StudyRecord]":
-    """Return one study for each metric of another program's runs, and print what is odd in them."""
-    from lit_attn.report.foreign.judging import prepare_metrics
-    from lit_attn.report.foreign.prepare import Choices
-    from lit_attn.report.foreign.table import read_table
-
-    choices = Choices(
-        pairs=options.pairs or "",
-        baseline=options.baseline,
-        variant=options.variant,
-        seed=options.seed,
-        cut_seed=options.cut_seed,
-        where=options.where,
-        states=options.states,
-    )
-    table = read_table(options.csv, options.reader)
-    prepared = prepare_metrics(table, choices, options.metric or [])
-    notes = dict.fromkeys(note for table in prepared for note in table.notes)
-    for note in notes:
-        print(f"Note: {note}", file=sys.stderr)
-    return [table.study for table in prepared]
 
 
 def _print_answer(outcome: "Outcome", index: Path | None) -> None:

@@ -19,6 +19,7 @@ NOT_TRAINING = (
     "bench/",
     "doctor/",
     "hub/",
+    "judging/",
     "papers/",
     "report/",
     "__main__.py",

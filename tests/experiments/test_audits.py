@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 
 from lit_attn import judge
 from lit_attn.__main__ import main
-from lit_attn.report.foreign.table import load_reader
+from lit_attn.judging.table import load_reader
 
 AUDITS = ROOT / "experiments" / "audits"
 NAMES = sorted(path.stem for path in AUDITS.glob("*.yaml"))

@@ -10,8 +10,8 @@ import pytest
 from helpers.fake_study import result, write_study
 
 from lit_attn.cells.records import Metric, Plan
-from lit_attn.report.foreign.prepare import Choices, prepare
-from lit_attn.report.foreign.table import read_table
+from lit_attn.judging.prepare import Choices, prepare
+from lit_attn.judging.table import read_table
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics import stats

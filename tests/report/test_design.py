@@ -15,6 +15,7 @@ from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.screening import Design, keep_best
 from lit_attn.cells.records import Plan, PlannedVariant
 from lit_attn.cells.screening import ScreenedVariant, rank_variants
+from lit_attn.judging.stream_verdicts import judge_sealed_stream
 from lit_attn.report import write_reports
 from lit_attn.report.answers.judged import JudgedStudy
 from lit_attn.report.records.read import read_studies
@@ -23,7 +24,6 @@ from lit_attn.report.tables.judgement import draw_judgement
 from lit_attn.report.tables.terminal import Screen
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.report.verdicts.next_action import make_study_command
-from lit_attn.report.verdicts.stream_verdicts import judge_sealed_stream
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 

@@ -12,6 +12,7 @@ from helpers import fake_study
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
+from lit_attn.judging.stream import count_runs
 from lit_attn.report.statistics import PAIRS, designs, stats
 from lit_attn.report.statistics.significance import OWN_TEST, TESTS, PairedSeeds
 from lit_attn.report.statistics.significance_base import Rule, Sample, SignificanceTest
@@ -20,7 +21,6 @@ from lit_attn.report.tables.results import make_results_table
 from lit_attn.report.tables.summary import make_variant_frame
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.judge import judge_study
-from lit_attn.report.verdicts.stream import count_runs
 
 EVERY_TEST = pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 

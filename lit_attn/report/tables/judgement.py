@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_attn.report.answers.judged import (
+    SCREEN_RUNS,
     Interval,
     JudgedStudy,
     JudgedVariant,
@@ -23,7 +24,6 @@ from lit_attn.report.tables.columns import (
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BestFloor
-from lit_attn.report.verdicts.stream import SCREEN_RUNS
 from lit_attn.schema.errors import plural
 
 MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.

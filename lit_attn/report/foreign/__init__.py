@@ -1,1 +1,0 @@
-"""Runs of other programs: readers, checks, the directions of metrics, and verdicts."""
