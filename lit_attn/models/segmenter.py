@@ -1,6 +1,6 @@
 """Door of `lit_attn.segmentation` for a configuration file of mmengine, which imports this module.
 
-docs/own-models.md has an example. The import registers the Segmenter at mmsegmentation.
+docs/segmentation.md has an example. The import registers the Segmenter at mmsegmentation.
 """
 
 from importlib import import_module
