@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lit_attn.config import experiment  # noqa: F401  (registers every task)
 from lit_attn.judging.directions import KNOWN, find_goal, parse_metric, simplify
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import format_yaml, parse_plain
