@@ -177,7 +177,8 @@ class Experiment(Config):
         if not self.task.is_recordable:
             endings.append(f"does not record the steps of task '{self.task.kind}'")
         if not self.optimizer.is_recordable:
-            kinds = [kind for kind, member in self.optimizer.family.items() if member.is_recordable]
+            members = self.optimizer.family.items()
+            kinds = [kind for kind, member in members if getattr(member, "is_recordable", False)]
             endings.append(
                 f"needs one of the optimizers {', '.join(kinds)}, because a step of "
                 f"'{self.optimizer.kind}' has numbers that a record would keep"

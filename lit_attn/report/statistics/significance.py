@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_attn.report.numbers import write_number
-from lit_attn.report.statistics import independent, stats, times
+from lit_attn.report.statistics import Pairs, independent, stats, times
 from lit_attn.report.statistics.means import combine_means, find_ends, find_p
 from lit_attn.report.statistics.shares import difference_interval
 from lit_attn.report.statistics.significance_base import (
@@ -36,7 +36,7 @@ POWER_STUDIES = 4000
 class PairedSeeds(SignificanceTest):
     """The sign-flip test of the differences between runs with the same seed."""
 
-    pairs = "seed"
+    pairs: ClassVar[Pairs] = "seed"
     name = "sign flips of paired differences"
     is_paired = True
     has_seeds = True
@@ -225,7 +225,7 @@ class PairedSeeds(SignificanceTest):
 class IndependentRuns(SignificanceTest):
     """The permutation test of two groups of runs that share no seeds, with Welch's t."""
 
-    pairs = "none"
+    pairs: ClassVar[Pairs] = "none"
     name = "permutations of independent runs, studentised"
     is_paired = False
     has_seeds = False
@@ -377,7 +377,7 @@ class LogRank(IndependentRuns):
     The value of a variant is a median, of which few runs give no useful interval.
     """
 
-    pairs = "log-rank"
+    pairs: ClassVar[Pairs] = "log-rank"
     name = "log-rank test by permutations"
     has_seeds = True
     has_means = False
@@ -407,8 +407,9 @@ class LogRank(IndependentRuns):
 
     def find_difference(self, values: Values, baseline: Values) -> float | None:
         """Return the difference of the medians, None if one of them is not reached."""
-        medians = [self.find_center(group.values()) for group in (values, baseline)]
-        return None if None in medians else medians[0] - medians[1]
+        median = self.find_center(values.values())
+        other = self.find_center(baseline.values())
+        return None if median is None or other is None else median - other
 
     def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
         """Return no row: a log-rank test knows no effects of crossed factors."""
