@@ -65,8 +65,8 @@ interval of the standard errors in the file (key `error` of a column); a claim w
 undecided. Numbers of parameters and FLOPs are counted for rows that have not run
 (`experiments/papers/counts/costs.csv`).
 
-`--smoke` trains one step of every cell and fills the page, to try the whole path from cells to
-page; the page says that its values mean nothing.
+`--smoke` trains one step of every cell and writes the page, to try the whole path from cells to
+page. The page says so, and has no value of such a cell.
 
 ## GPU time
 

@@ -64,8 +64,8 @@ class Matrix:
     `screening` and the `screening_jobs`; its `variants` and `jobs` are those of the confirmation,
     and there are none before the screening has ended. `published` are the published mean and
     deviation of the variants that compute what the file describes, and `parity` is the caption on
-    released code; it is empty if a variant does not. `dropped` are the keys of the study that kinds
-    of `--set` do not have.
+    released code; it is empty if a variant does not. `is_smoke` says that cells train for one step.
+    `dropped` are the keys of the study that kinds of `--set` do not have.
     """
 
     source: StudySource
@@ -82,6 +82,7 @@ class Matrix:
     screening_jobs: list[Job]
     published: dict[str, Published]
     parity: str
+    is_smoke: bool
     dropped: list[str]
 
     @property
@@ -161,6 +162,7 @@ class Matrix:
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
             best_test_epoch=study.best_test_epoch,
             parity=self.parity,
+            is_smoke=self.is_smoke,
             columns=None if study.columns is None else list(study.columns),
             latex=latex_columns,
         )
@@ -342,6 +344,7 @@ def expand(
         screening_jobs=screening_jobs,
         published={name: number for name, number in published.items() if name not in changed},
         parity="" if changed else source.study.parity,
+        is_smoke=smoke,
         dropped=[] if changes is None else list_dropped_keys(source, changes),
     )
 

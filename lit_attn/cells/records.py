@@ -210,6 +210,7 @@ class Plan(Record):
     )
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
+    is_smoke: bool = Field(False, description="True if every cell trains for one step only")
     columns: list[str] | None = Field(None, description="columns of the tables, by key")
     latex: list[str] | None = Field(None, description="columns of the LaTeX table, by key")
 

@@ -275,7 +275,8 @@ def _judge_folder(folder: Path, options: Namespace) -> "tuple[JudgedStudy, Extra
 
     (study,) = read_studies(folder.parent, [folder.name])
     command = make_study_command(folder, find_file(folder), study.plan)
-    judge = judge_sealed_stream if options.stream else judge_study
+    is_stream = options.stream and not study.plan.is_smoke
+    judge = judge_sealed_stream if is_stream else judge_study
     judged = judge(study, command)
     if options.budget:
         judged = plan_within(study, judged, read_budget(options.budget), command)

@@ -123,10 +123,8 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
 
 
 def _list_warnings(source: PaperSource, records: Records) -> list[str]:
-    """Return the warnings of the page: small models, a smoke run, and those of each study."""
+    """Return the warnings of the page: small models, and those of each study."""
     warnings = [SMALL["note"]] if source.size else []
-    if any(record.plan.study.endswith(papers.SMOKE_SUFFIX) for record in records.values()):
-        warnings.append(SMALL["smoke"])
     warnings += warn_of_floors(records.values())
     for name, record in records.items():
         _, study_warnings = describe_records(record)

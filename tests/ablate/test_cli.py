@@ -183,14 +183,7 @@ def test_an_unwritable_reports_folder_is_reported_before_any_cell_runs(
 @pytest.mark.process
 def test_smoke_results_have_their_own_folder(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
-    code, output = run_cli(tmp_path, "--smoke")
-    assert code == 0
-    assert "the table of tiny" not in output
-    assert output.splitlines()[-3:] == [
-        "smoke run: each cell has trained for one step, so no number of its tables means anything",
-        "runs/smoke/reports/tiny@smoke/table.html",
-        "runs/smoke/reports/index.html",
-    ]
+    assert run_cli(tmp_path, "--smoke")[0] == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["smoke"]
     log = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "ran.txt").read_text()
     assert sorted(log.splitlines()) == ["ok/0 smoke", "ok/1 smoke"]

@@ -34,10 +34,6 @@ from lit_attn.schema.errors import ConfigError, plural, program
 Start = Callable[[list[Job]], Summary]
 """Function that runs cells until all have ended."""
 
-SMOKE_LINE = (
-    "smoke run: each cell has trained for one step, so no number of its tables means anything"
-)
-
 MOST_NAMES = 5
 """Variants without a result that a line about a screening names."""
 
@@ -306,23 +302,16 @@ def _run_early_stages(
 
 
 def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
-    """Write the plans and the reports, and print a short table of each study.
-
-    A smoke run prints one line in place of the tables, because they have verdicts and warnings.
-    """
+    """Write the plans and the reports, and print a short table of each study."""
     # Written again, because another command may have started further seeds in the meantime. On a
     # full disk the first plan remains.
     with contextlib.suppress(OSError):
         for matrix in matrices:
             matrix.write_plan()
     names = [matrix.name for matrix in matrices]
-    folders = write_reports(options.out, options.reports, names)
-    if options.smoke:
-        write_line(SMOKE_LINE)
-    for folder in folders:
-        if not options.smoke:
-            table = (folder / "table.txt").read_text(encoding="utf-8")
-            write_line(f"\n{table.rstrip()}")
+    for folder in write_reports(options.out, options.reports, names):
+        table = (folder / "table.txt").read_text(encoding="utf-8")
+        write_line(f"\n{table.rstrip()}")
         write_line(f"{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:

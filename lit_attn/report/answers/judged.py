@@ -253,11 +253,13 @@ class JudgedStudy(Entry):
     is the largest corrected p with a star at this look (0.05 for a complete first plan without
     earlier looks). `is_interim` is true while planned seeds are missing; `interim` has the bound.
     `design` is null for a study with `seeds`; `variants` are those that its screening has kept, and
-    all of them before it has ended.
+    all of them before it has ended. `is_smoke` is true for a smoke run, of which no variant is
+    judged.
     """
 
     study: str
     title: str
+    is_smoke: bool
     metric: JudgedMetric
     baseline: str
     baseline_label: str

@@ -90,7 +90,8 @@ def write_reports(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
         _write_study_files(reports / name, files)
         record_origin(reports / name, study.folder)
         folders.append(reports / name)
-        if study.plan.family:
+        # A smoke run has no values that a law could be fitted to.
+        if study.plan.family and not study.plan.is_smoke:
             families.setdefault(study.plan.family, []).append(label_study(study))
     if skipped and not folders:
         raise ConfigError(f"{reports}: no study could be written; the warnings have the reasons")

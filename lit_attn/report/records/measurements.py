@@ -22,6 +22,9 @@ MEASUREMENTS = (
 )
 """Fields of a result that are columns of per_seed.csv."""
 
+SIZES = ("parameters", "ffn_width", "flops", "cache_bytes", "peak_memory")
+"""Measurements for which one step of training is enough."""
+
 
 class Row(Mapping[str, Any]):
     """Mapping as small as a tuple: rows with the same keys share them."""
@@ -117,3 +120,8 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
     for name, value in sorted(result.metrics.items()):
         measured[sys.intern(f"metric {name}")] = value
     return Row(measured)
+
+
+def measure_size(result: records.Result) -> Row:
+    """Return the measurements of a cell that has trained for one step only."""
+    return Row({name: getattr(result, name) for name in SIZES})

@@ -15,7 +15,7 @@ from lit_attn.cells.folder import read_cell, read_result
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.files import require_folder
-from lit_attn.report.records.measurements import measure, shorten_hashes
+from lit_attn.report.records.measurements import measure, measure_size, shorten_hashes
 from lit_attn.report.records.skipped import LOG, describe_failure, read_or_skip
 from lit_attn.report.records.study_record import NEWER, CellRecord, StudyRecord
 from lit_attn.report.statistics.significance import TESTS
@@ -65,6 +65,9 @@ def _read_study(path: Path) -> StudyRecord:
     require(f"{path}: baseline: no variant", plan.baseline, (v.name for v in plan.variants))
     folder = path.parent
     cells = _read_cells(folder, plan)
+    if plan.is_smoke:
+        # Its seals, floors and searches are those of values that mean nothing.
+        return StudyRecord(plan, cells, folder=folder)
     seals = read_or_skip(decisions.Seals.read, folder, "seals.json")
     tuning = read_or_skip(records.Tuning.read, folder, "tuning.json")
     screening = read_or_skip(Screening.read, folder, SCREENING_FILE)
@@ -108,7 +111,7 @@ def _read_cells(folder: Path, plan: records.Plan) -> list[CellRecord]:
     plan.cells.reverse()
     cells = []
     while plan.cells:
-        cells.append(_read_cell(str(folder), plan.cells.pop(), plan.metric))
+        cells.append(_read_cell(str(folder), plan.cells.pop(), plan))
     return cells
 
 
@@ -134,8 +137,12 @@ def _explain_unreadable(path: Path, identity: str) -> str:
     return f"{path}: identity: is {result.identity}, and the plan has {identity}"
 
 
-def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric) -> CellRecord:
-    """Read the folder of a planned cell of the study in the folder `study`."""
+def _read_cell(study: str, planned: records.PlannedCell, plan: records.Plan) -> CellRecord:
+    """Read the folder of a planned cell of the study in the folder `study`.
+
+    A cell of a smoke run has no value, because one step of training means nothing.
+    """
+    metric = plan.metric
     path = f"{study}/{planned.path}"
     result = read_result(Path(path), planned.identity)
 
@@ -160,6 +167,8 @@ def _read_cell(study: str, planned: records.PlannedCell, metric: records.Metric)
     if result.version > records.VERSION:
         LOG.warning("%s: was written by a newer version of lit_attn; install it", path)
         return record(NEWER)
+    if plan.is_smoke:
+        return record("done", measurements=measure_size(result))
     if metric.name not in result.metrics:
         return record(f"without {metric.name}")
     value = result.metrics[metric.name] * metric.scale

@@ -39,7 +39,8 @@ class CellRecord:
     `status` is a state of `lit_attn.cells.folder` or "without <metric>". Only a cell with status
     "done" has a value (the study's metric in printed units) and measurements: the columns of
     per_seed.csv, times in seconds, memory in bytes. The value is a `Censored` one if the metric is
-    the time until an event that did not come. A cell of another program's table has no path.
+    the time until an event that did not come. One of a smoke run has no value, and a cell of
+    another program's table no path.
     `modules` has the hashes of the user's modules by path.
     """
 
@@ -179,14 +180,18 @@ class StudyRecord:
         return self.test.find_center(self.values(variant).values())
 
     def count_events(self, variant: str) -> int | None:
-        """Return the runs with the event of a metric that is a time until it, None for others."""
-        if not self.plan.metric.event:
+        """Return the runs with the event of a metric that is a time until it, None for others.
+
+        It is None for a smoke run, too: its runs end before the event can come.
+        """
+        if not self.plan.metric.event or self.plan.is_smoke:
             return None
         return count_events(self.values(variant).values())
 
     def measurements(self, name: str, variant: str | None = None) -> list[Any]:
         """Return the recorded measurements `name`, of one variant or of all variants."""
-        values = (cell.measurements.get(name) for cell in self.finished_cells(variant))
+        cells = self.cells if variant is None else self.variant_cells(variant)
+        values = (cell.measurements.get(name) for cell in cells)
         return [value for value in values if value is not None]
 
     def is_mixed(self, variant: str, other: str) -> bool:

@@ -59,6 +59,8 @@ def _find_flags(
     study: StudyRecord, summary: pd.DataFrame, cells: Sequence[Sequence[Cell]]
 ) -> list[str]:
     """Return the clauses that apply to a study, the most important one first."""
+    if study.plan.is_smoke:
+        return []
     applying = {
         "no_baseline": not study.values(study.plan.baseline),
         "interim": any(cell.is_open for cell in study.cells),

@@ -70,6 +70,9 @@ def draw_judgement(study: JudgedStudy, screen: Screen, extras: Extras = NO_EXTRA
     below += _describe_endings(study.variants, width)
     below += [wrap(f"Note: {note}", width) for note in study.notes]
     below += [wrap(f"Warning: {warning}", width) for warning in study.warnings]
+    if study.is_smoke:
+        # It has no value that a table could show.
+        return "\n".join([*above, *below])
     lines = sum(part.count("\n") + 1 for part in [*above, *below])
     # One more line counts the rows that do not fit.
     height = max(1, screen.height - lines - 1) if screen.height else 0
@@ -242,6 +245,8 @@ def describe_answer(study: JudgedStudy, effects: Sequence[Effect] = ()) -> str:
     the main ones, and counts the variants.
     """
     name = study.study
+    if study.is_smoke:
+        return f"{name}: no verdict."
     if study.validity == "below-floor":
         name += f" {BELOW_FLOOR}"
     against = study.baseline_label
@@ -270,6 +275,8 @@ def describe_answer(study: JudgedStudy, effects: Sequence[Effect] = ()) -> str:
 
 def _describe_metric(study: JudgedStudy) -> str:
     """Return name and title of a study, its metric, which direction is better, and its seeds."""
+    if study.is_smoke:
+        return f"{study.study}: {study.title}"
     title = "" if study.title in (study.study, "") else f"{study.title.rstrip('.')}; "
     direction = "higher" if study.metric.goal == "max" else "lower"
     metric = f"{study.metric.label}, {direction} is better; {_count_runs(study)}"

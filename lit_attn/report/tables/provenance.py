@@ -84,7 +84,7 @@ def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
             device=", ".join(distinct["device"]),
         )
         notes.append(provenance)
-    warnings = []
+    warnings = [SENTENCES["smoke"]] if study.plan.is_smoke else []
     mixed = []
     for name, hashes in find_differences(study.finished_cells()).items():
         mixed.append(f"{name} differs between runs ({', '.join(hashes)})")

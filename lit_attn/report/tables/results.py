@@ -51,7 +51,8 @@ def make_results_table(
         column = column.describe(study.test.pairs)
         printed = columns.make_cells(column, records, scale)
         is_filled = any(cell.text != columns.NOTHING or cell.mark for cell in printed)
-        if is_filled or column.key in ALWAYS:
+        is_always_shown = column.key in ALWAYS and not plan.is_smoke
+        if is_filled or is_always_shown:
             shown.append(column)
             cells.append(printed)
     headings = []
@@ -71,16 +72,21 @@ def make_results_table(
         if note:
             notes.append(note)
     notes += _describe_marks(study, cells)
-    notes += _describe_rows(study, summary)
-    notes += _describe_intervals(summary, values)
-    notes += _describe_rules(study, comparisons)
+    if not plan.is_smoke:
+        notes += _describe_rows(study, summary)
+        notes += _describe_intervals(summary, values)
+        notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
     doubts = [*warn_of_spreads(study), *warn_of_modes(study)]
     warnings = [*warn_of_floor(study), *warnings, *doubts]
     shown_keys = [column.key for column in shown]
     usual = brief.TIME_COLUMNS if plan.metric.event else brief.COLUMNS
-    places = choose_places(shown_keys, keys or plan.columns or usual)
+    chosen = keys or plan.columns or usual
+    if plan.is_smoke:
+        # Its few columns are sizes, which no study chooses.
+        chosen = shown_keys
+    places = choose_places(shown_keys, chosen)
     brief_caption = brief.write_brief_caption(
         study,
         summary,
@@ -107,7 +113,7 @@ def make_results_table(
         notes=[*notes, *provenance],
         kind="results",
         shown=places,
-        phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:2]),
+        phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:3]),
         summary=brief_caption,
         screened_out=len(screened_out),
     )

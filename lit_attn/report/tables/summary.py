@@ -16,6 +16,7 @@ import pandas as pd
 
 from lit_attn.cells.records import PlannedVariant
 from lit_attn.report.numbers import round_number
+from lit_attn.report.records.measurements import SIZES
 from lit_attn.report.records.samples import measure_test_errors
 from lit_attn.report.records.skipped import LOG
 from lit_attn.report.records.study_record import StudyRecord
@@ -25,7 +26,6 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import parse_plain
 
-SIZES = ("parameters", "ffn_width", "flops", "cache_bytes", "peak_memory")
 UNREADABLE = "config.yaml"
 """Setting of a variant whose settings are unknown, because its files are damaged."""
 TIMES = ("step_time", "evaluation_time")
@@ -142,7 +142,7 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
     mean = center if has_means else None
     record: Record = {
         "variant": name,
-        "n": len(values),
+        "n": sum(cell.status == "done" for cell in cells),
         "planned": len(cells),
         "missing": ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())),
         "mean": mean,

@@ -26,6 +26,7 @@ from lit_attn.report.answers.judged import (
 from lit_attn.report.answers.runs import StudyDesign
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics.significance_base import MOST_RUNS
+from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.report.tables.labels import find_labels
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.verdicts.comparison import (
@@ -42,7 +43,7 @@ from lit_attn.report.verdicts.evidence import (
 from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
 from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.needs import count_added_looks, find_forecast, find_needed
-from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided
+from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided, make_action
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 
 
@@ -58,6 +59,10 @@ def judge_study(
     those of `study`, if they are known already. `notes` are sentences about the records.
     """
     plan = study.plan
+    if plan.is_smoke:
+        action = make_action("run", "Run the study without --smoke.")
+        name = study.test.name
+        return describe_study(study, [], action, test=name, level=ALPHA, notes=[], warnings=[])
     if comparisons is None:
         comparisons = compare_variants(study)
     labels = find_labels(plan)
@@ -97,6 +102,7 @@ def describe_study(
     return JudgedStudy(
         study=plan.study,
         title=" ".join(plan.title.split()),
+        is_smoke=plan.is_smoke,
         metric=JudgedMetric.from_record(metric),
         baseline=plan.baseline,
         baseline_label=find_labels(plan)[plan.baseline],
@@ -122,7 +128,7 @@ def describe_study(
 
 def is_decided(study: JudgedStudy) -> bool:
     """Return True if every verdict is final, and none but those of ended ideas is undecided."""
-    is_open = any(is_undecided(variant) for variant in study.variants)
+    is_open = study.is_smoke or any(is_undecided(variant) for variant in study.variants)
     return not study.is_interim and not is_open
 
 
