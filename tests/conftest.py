@@ -22,6 +22,16 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_attn.ablate.runner.BACKOFF", 0.01)
 
 
+@pytest.fixture
+def no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw all figures, and write an empty image for each, for tests that read tables and pages.
+
+    Layout and rendering take seven tenths of the time of a report, and read no record.
+    """
+    images = {"svg": b"<svg></svg>", "png": b""}
+    monkeypatch.setattr("lit_attn.report.figures.drawing.render", lambda _: images)
+
+
 # Folders with thousands of short tests.
 QUICK_FOLDERS = {"attention", "models"}
 
