@@ -146,7 +146,7 @@ def test_rows_that_the_paper_prints_side_by_side_are_one_row(tmp_path: Path) -> 
     source = read_paper("beliefformer", "", FOLDER)
     item = source.paper.tables["3"]
     (table,) = make_tables(source, item, read_records(source, [item], tmp_path), "T")
-    assert table.group(table.headings) == [
+    assert table.group_columns() == [
         ("", [0]),
         ("Transformer", [1, 2]),
         ("BeliefFormer", [3, 4]),

@@ -156,6 +156,7 @@ class StreamStep(Entry):
 class JudgedVariant(Entry):
     """Verdict of a variant and the numbers that it follows from.
 
+    `criterion` is the entry of `match` that holds for it (null: unknown, as for other programs).
     `p` is corrected for all variants. `seeds_needed` is the range of pairs (or of independent runs
     of each variant) for 80 % power of a t test at 0.05, but at least as many as a star needs, and
     `seeds_missing` what remains of it; both are null for a decided variant. `pairs_for_verdict` is
@@ -168,6 +169,7 @@ class JudgedVariant(Entry):
 
     variant: str
     label: str
+    criterion: str | None
     verdict: Verdict
     is_final: bool
     ended: EndedVariant | None

@@ -64,12 +64,15 @@ const tables = [...document.querySelectorAll("table:not(.paper)")].map((table) =
   return api;
 });
 
-const results = document.querySelector("table.results");
+// Blocks of a table share their first rows.
+const names = new Set();
+for (const results of document.querySelectorAll("table.results")) {
+  for (const row of results.tBodies[0].rows) names.add(row.cells[0].textContent);
+}
 const panel = document.getElementById("variants");
-if (results && results.tBodies[0].rows.length > 2) {
+if (names.size > 2) {
   panel.hidden = false;
-  for (const row of results.tBodies[0].rows) {
-    const name = row.cells[0].textContent;
+  for (const name of names) {
     const label = document.createElement("label");
     const box = document.createElement("input");
     box.type = "checkbox";

@@ -18,6 +18,7 @@ from lit_attn.report.figures.drawing import COLOURS, GREY
 from lit_attn.report.records.study_record import BUSY, StudyRecord
 from lit_attn.report.tables.columns import STAR
 from lit_attn.report.tables.effects import Effect
+from lit_attn.report.tables.labels import find_blocks
 from lit_attn.report.verdicts.comparison import Comparisons
 
 EFFECT_LETTERS = 48  # Letters of a line of an effect's name.
@@ -42,8 +43,10 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     """
     metric = study.plan.metric
     baseline = study.values(study.plan.baseline)
-    names = _order_variants(study, comparisons)[: drawing.MOST_ROWS]
-    figure = drawing.new_figure(0.26 * len(names) + 0.75)
+    names = _order_blocks(study, _order_variants(study, comparisons))[: drawing.MOST_ROWS]
+    places, headings = _place_rows(study, names)
+    row_count = len(names) + len(headings)
+    figure = drawing.new_figure(0.26 * row_count + 0.75)
     left, right = figure.subplots(1, 2, sharey=True)
     all_values: list[float] = []
     decided_values: list[float] = []
@@ -53,8 +56,9 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
             decided_values += study.values(name).values()
     left.set_xlim(_usual_range(all_values, decided_values))
     differences: list[Difference] = []
-    labels = []
-    for row, (name, label) in enumerate(zip(names, drawing.short_names(names, 36), strict=True)):
+    labels = dict(headings)
+    for name, label in zip(names, drawing.short_names(names, 36), strict=True):
+        row = places[name]
         values = study.values(name)
         mean = study.center(name)
         _draw_dots(left, row, list(values.values()), name, mean)
@@ -74,11 +78,14 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
             )
             differences.append(difference)
         planned = len(study.variant_cells(name))
-        labels.append(label if len(values) == planned else f"{label} ({len(values)}/{planned})")
+        is_complete = len(values) == planned
+        labels[row] = label if is_complete else f"{label} ({len(values)}/{planned})"
     _draw_differences(right, differences, metric.margin or 0.0)
-    left.set_yticks(range(len(names)), labels)
+    left.set_yticks(range(row_count), [labels[row] for row in range(row_count)])
+    for row in headings:
+        left.get_yticklabels()[row].set_fontstyle("italic")
     label = drawing.name_axis(metric.label, metric.goal)
-    left.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
+    left.set(xlabel=label, ylim=(row_count - 0.5, -0.5))
     right.locator_params(axis="x", nbins=5)
     right.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
     return figure
@@ -154,6 +161,30 @@ def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
         return name != study.plan.baseline, loss
 
     return sorted(comparisons.records, key=rank)
+
+
+def _order_blocks(study: StudyRecord, names: list[str]) -> list[str]:
+    """Return the baseline, then the variants of one criterion after those of another."""
+    headings = find_blocks(study.plan)
+    order = list(dict.fromkeys(headings.values()))
+
+    def find_block(name: str) -> int:
+        return order.index(headings[name]) if name in headings else -1
+
+    return sorted(names, key=find_block)
+
+
+def _place_rows(study: StudyRecord, names: list[str]) -> tuple[dict[str, int], dict[int, str]]:
+    """Return the row of each variant, and the heading of each block by its row."""
+    headings = find_blocks(study.plan)
+    places: dict[str, int] = {}
+    rows: dict[int, str] = {}
+    for name in names:
+        heading = headings.get(name)
+        if heading is not None and heading not in rows.values():
+            rows[len(places) + len(rows)] = heading
+        places[name] = len(places) + len(rows)
+    return places, rows
 
 
 def _usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[float, float]:
@@ -233,7 +264,8 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     """
     if study.plan.metric.event:
         return None
-    names = _order_variants(study, comparisons)[: drawing.MOST_BANDS]
+    best = _order_variants(study, comparisons)[: drawing.MOST_BANDS]
+    names = _order_blocks(study, best)
     values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]
     if len(shown) < 2 or shown[0] != study.plan.baseline:

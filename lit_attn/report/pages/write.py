@@ -247,13 +247,9 @@ def _make_further_tables(
     analysis: Analysis, settings: pd.DataFrame, classes: pd.DataFrame
 ) -> list[Table]:
     """Return the tables below the table of results; a table without rows is not shown."""
-    study, summary = analysis.study, analysis.summary
+    study = analysis.study
     baseline = study.plan.baseline
-    digits = make_scale(summary).digits
-    tables = [
-        results.make_metrics_table(study),
-        effects.make_criteria_table(study, summary, digits),
-    ]
+    tables = [results.make_metrics_table(study)]
     if study.screening is not None:
         tables.append(make_screening_table(study.screening))
     if study.tuning:

@@ -1,4 +1,4 @@
-"""Comparisons beyond single variants: factorial effects and equal cost."""
+"""Effects of the factors of a study, beyond single variants."""
 
 import itertools
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from lit_attn.report.records.study_record import StudyRecord
@@ -205,38 +204,6 @@ def make_effects_table(
     )
     # The effect, the difference and p are enough on a narrow screen.
     return replace(table, phone=(0, 2, 3))
-
-
-def make_criteria_table(study: StudyRecord, summary: pd.DataFrame, digits: int) -> Table:
-    """Return value and difference of every variant under each criterion of `match`, side by side.
-
-    The table has no rows for a study with one criterion.
-    """
-    plan = study.plan
-    if len(plan.criteria) < 2:
-        return named_table("criteria", [], baseline=plan.baseline)
-    headings = []
-    for criterion in plan.criteria:
-        equal = "steps" if criterion == "none" else criterion
-        headings += [f"{plan.metric.label} (equal {equal})", f"difference (equal {equal})"]
-    # Names of the variants that the plan made of one variant, by variant and criterion.
-    planned = {(v.variant or v.name, v.criterion): v.name for v in plan.variants}
-    records = summary.set_index("variant").to_dict("index")
-    rows = []
-    for name in dict.fromkeys(v.variant or v.name for v in plan.variants):
-        row = [Cell(name)]
-        for criterion in plan.criteria:
-            # The baseline belongs to every criterion.
-            matched = name if name == plan.baseline else planned.get((name, criterion))
-            record = records.get(matched, {})
-            value = columns.format_spread(record.get("mean"), record.get("sd"), digits)
-            difference = columns.format_difference(
-                record.get("difference"), record.get("low"), record.get("high"), f".{digits}f"
-            )
-            mark = columns.STAR if record.get("significant") else ""
-            row += [Cell(value), Cell(difference, mark=mark)]
-        rows.append(row)
-    return named_table("criteria", rows, headings, baseline=plan.baseline)
 
 
 def _levels(name: str) -> dict[str, str]:

@@ -65,7 +65,8 @@ class Cell(NamedTuple):
 class Table:
     """Headings and rows of a table, and the lines of its caption as plain text.
 
-    `kind` is the class of the table in HTML. Each `entry` rows belong together. In tables of the
+    `kind` is the class of the table in HTML. Each `entry` rows belong together. `blocks` has the
+    heading of the block of each row ("": all blocks), and is empty without blocks. In tables of the
     kind "paper", columns and rows named "GROUP / NAME" stand below the name of their group, a cell
     ^ is merged with the one above it, and a cell < with the one on its left.
 
@@ -82,6 +83,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     kind: str = "plain"
     entry: int = 1
+    blocks: Sequence[str] = ()
     shown: tuple[int, ...] = ()
     phone: tuple[int, ...] = ()
     summary: list[str] = field(default_factory=list)
@@ -143,16 +145,34 @@ class Table:
             classes.append("phone")
         return " ".join(classes)
 
-    def group(self, names: Sequence[str]) -> list[tuple[str, list[int]]]:
-        """Return the groups of columns or rows in their order, and the places of each."""
-        groups: list[tuple[str, list[int]]] = []
-        for place, name in enumerate(names):
-            group, _ = self.split(name)
-            if groups and groups[-1][0] == group:
-                groups[-1][1].append(place)
-            else:
-                groups.append((group, [place]))
+    def group_columns(self) -> list[tuple[str, list[int]]]:
+        """Return the groups of columns in their order, and the places of each."""
+        return _group_equal([self.split(name)[0] for name in self.headings])
+
+    def group_rows(self) -> list[tuple[str, list[int]]]:
+        """Return the groups of entries of rows in their order, and the places of each.
+
+        Rows without a heading stand first in every block.
+        """
+        if not self.blocks:
+            names = [row[0].text for row in self.rows[:: self.entry]]
+            return _group_equal([self.split(name)[0] for name in names])
+        shared = [place for place, heading in enumerate(self.blocks) if not heading]
+        groups = []
+        for heading in dict.fromkeys(heading for heading in self.blocks if heading):
+            inside = [place for place, other in enumerate(self.blocks) if other == heading]
+            groups.append((heading, [*shared, *inside]))
         return groups
+
+    def list_blocks(self) -> "list[tuple[str, Table]]":
+        """Return the heading and the table of every block, or the table itself without blocks."""
+        if not self.blocks:
+            return [("", self)]
+        blocks = []
+        for heading, places in self.group_rows():
+            rows = [self.rows[place] for place in places]
+            blocks.append((heading, replace(self, rows=rows, blocks=())))
+        return blocks
 
     def split(self, name: str) -> tuple[str, str]:
         """Return the group of a column or row, or an empty text, and the name in this group."""
@@ -160,6 +180,17 @@ class Table:
             return "", name
         group, _, rest = name.rpartition(" / ")
         return group, rest
+
+
+def _group_equal(names: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return each run of equal names, and the places of the run."""
+    groups: list[tuple[str, list[int]]] = []
+    for place, name in enumerate(names):
+        if groups and groups[-1][0] == name:
+            groups[-1][1].append(place)
+        else:
+            groups.append((name, [place]))
+    return groups
 
 
 def named_table(

@@ -22,6 +22,7 @@ from lit_attn.report.tables.columns import (
     format_p,
 )
 from lit_attn.report.tables.effects import Effect
+from lit_attn.report.tables.labels import name_block
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BestFloor
 from lit_attn.schema.errors import plural
@@ -129,7 +130,8 @@ def _make_variant_columns(
     """Return the columns of a table of the baseline and all variants, and the order of its rows.
 
     The rows that matter most are the baseline and its floor, then decided variants, then those with
-    the smallest p; variants that were screened out come last.
+    the smallest p; variants that were screened out come last. Several criteria of `match` have a
+    block each.
     """
     form = _choose_form(study.variants, study.baseline_values)
     baseline = study.baseline_values
@@ -142,7 +144,13 @@ def _make_variant_columns(
         value = format_number(floor.value, form)
         rows.append([f"floor: {floor.rule}", NOTHING, value, *[NOTHING] * 5])
         importance.append((0, 1))
+    has_blocks = len({variant.criterion for variant in study.variants}) > 1
+    criterion: str | None = None
     for variant in study.variants:
+        if has_blocks and variant.criterion and variant.criterion != criterion:
+            criterion = variant.criterion
+            rows.append([f"{name_block(criterion)}:", *[""] * 7])
+            importance.append((0, 2))
         rows.append(_make_row(variant, form))
         importance.append(_rank_variant(variant))
     order = sorted(range(len(rows)), key=lambda place: importance[place])
@@ -160,7 +168,7 @@ def _make_variant_columns(
     ]
     columns = []
     for (heading, rank), texts in zip(headings, zip(*rows, strict=True), strict=True):
-        if heading != "ms / step" or set(texts) != {NOTHING}:
+        if heading != "ms / step" or not set(texts) <= {NOTHING, ""}:
             columns.append(Column(heading, list(texts), rank))
     return columns, order
 

@@ -12,6 +12,25 @@ def find_labels(plan: Plan) -> dict[str, str]:
     return {variant.name: variant.label or variant.name for variant in plan.variants}
 
 
+def name_block(criterion: str) -> str:
+    """Return the heading of the variants under one criterion of `match`."""
+    return f"equal {'steps' if criterion == 'none' else criterion}"
+
+
+def find_blocks(plan: Plan) -> dict[str, str]:
+    """Return the heading of the block of each variant in tables and figures, by name.
+
+    The baseline belongs to every criterion, so it has none. Empty for a study with one criterion.
+    """
+    if len(plan.criteria) < 2:
+        return {}
+    headings = {}
+    for variant in plan.variants:
+        if variant.name != plan.baseline and variant.criterion is not None:
+            headings[variant.name] = name_block(variant.criterion)
+    return headings
+
+
 def label_study(study: StudyRecord) -> StudyRecord:
     """Return `study` with labels as the names of its variants, or itself if it has no labels.
 

@@ -18,6 +18,7 @@ from lit_attn.report.statistics.designs import EFFECT
 from lit_attn.report.tables import brief, columns
 from lit_attn.report.tables.brief import choose_places
 from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.tables.labels import find_blocks
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
@@ -103,6 +104,8 @@ def make_results_table(
     screened_out = make_screened_out_rows(study, shown_keys, scale.digits)
     rows += screened_out
     has_differences = "difference" in shown_keys
+    headings_of_blocks = find_blocks(plan)
+    blocks = [headings_of_blocks.get(row[0].text, "") for row in rows]
     # A YAML title can span lines.
     title = " ".join(plan.title.split())
     return Table(
@@ -116,6 +119,7 @@ def make_results_table(
         phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:3]),
         summary=brief_caption,
         screened_out=len(screened_out),
+        blocks=blocks if any(blocks) else (),
     )
 
 

@@ -167,9 +167,11 @@ def judge_variant(
         needed = find_needed(study, name)
     if verdict == "undecided" and not record["failed"]:
         forecast = find_forecast(study, name, comparisons)
+    criteria = {variant.name: variant.criterion for variant in study.plan.variants}
     return JudgedVariant(
         variant=name,
         label=label,
+        criterion=criteria[name],
         verdict=verdict,
         is_final=not any(cell.is_waiting for cell in cells) and name not in list_unplanned(study),
         ended=None,
