@@ -244,6 +244,14 @@ def test_the_caption_states_when_the_plan_was_sealed(tmp_path: Path) -> None:
     assert "Variants added or changed after results had been seen: c." in page
 
 
+def test_an_interval_without_zero_is_explained_with_the_level_of_the_study(tmp_path: Path) -> None:
+    """Seven pairs cannot have a p below 0.0156, and the second look needs 0.0125."""
+    study = write_study(tmp_path / "runs", variants={"standard": 0.0, "other": 0.05}, seeds=7)
+    Seals(entries=[seal(0, 6), seal(3, 7)]).write(study / "seals.json")
+    sentence = "The interval of other excludes 0 although p is above 0.0125, because the interval"
+    assert sentence in read_page(tmp_path)
+
+
 @pytest.mark.slow
 def test_the_caption_names_planned_seeds_that_were_removed(tmp_path: Path) -> None:
     """Whoever stops at a star would otherwise have a table that looks complete."""

@@ -75,7 +75,7 @@ def make_results_table(
     notes += _describe_marks(study, cells)
     if not plan.is_smoke:
         notes += _describe_rows(study, summary)
-        notes += _describe_intervals(summary, values)
+        notes += _describe_intervals(summary, values, comparisons.level)
         notes += _describe_rules(study, comparisons)
     notes += _describe_plan(study, comparisons.level)
     provenance, warnings = describe_records(study)
@@ -172,13 +172,15 @@ def find_room(study: StudyRecord) -> float | None:
     return abs(best - mean) / math.sqrt(variance) if variance > 0 else None
 
 
-def _describe_intervals(summary: pd.DataFrame, values: dict[str, object]) -> list[str]:
+def _describe_intervals(
+    summary: pd.DataFrame, values: dict[str, object], level: float
+) -> list[str]:
     """Return the sentence about intervals that exclude zero beside a p without a star.
 
     `values` fill the templates of the columns.
     """
     excludes_zero = (summary["low"] > 0) | (summary["high"] < 0)
-    has_large_p = summary["p_adjusted"] > stats.ALPHA
+    has_large_p = summary["p_adjusted"] > level
     # A missing interval or p is no contradiction.
     names = summary["variant"][(excludes_zero & has_large_p).fillna(False)]
     if names.empty:
