@@ -1,5 +1,6 @@
 """Times until an event: medians, the log-rank test, and tables that count runs at their limit."""
 
+import html
 import itertools
 import json
 import math
@@ -192,6 +193,12 @@ def test_a_study_of_times_has_medians_counts_and_verdicts_without_a_mean(tmp_pat
     assert "Kaplan-Meier median" in table
     assert "never" in (folder.parent / "index.html").read_text("utf-8")
     assert not (folder / "progress.svg").exists(), "a curve would average limits"
+    events = (folder / "events.svg").read_text("utf-8")
+    assert "100% at 100" in html.unescape(events), "all fast runs are solved after 100 steps"
+    assert "38% at 240" in html.unescape(events), "three of eight rare runs are"
+    seeds = html.unescape((folder / "seeds.svg").read_text("utf-8"))
+    assert "median -130" in seeds
+    assert "mean" not in seeds
 
 
 def test_a_study_with_the_test_of_pairs_counts_the_runs_at_their_limit(tmp_path: Path) -> None:

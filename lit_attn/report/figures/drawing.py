@@ -38,6 +38,7 @@ LETTER_WIDTH = 0.07  # Inches.
 MOST_ROWS = 120  # Variants in a figure with a row for each variant.
 MOST_PANELS = 24  # Variants in a figure with a panel for each variant.
 MOST_COSTS = 16  # Variants in the figure of costs.
+MOST_LINES = len(COLOURS)  # Variants with a line without a band in one panel.
 MOST_BANDS = 4  # Variants with a band in one panel; more bands hide each other.
 
 COORDINATE_DECIMALS = 3

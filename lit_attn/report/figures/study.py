@@ -42,8 +42,9 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     Independent runs have a value each, and no differences but that of the means.
     """
     metric = study.plan.metric
+    word = "mean" if study.test.has_means else "median"
     baseline = study.values(study.plan.baseline)
-    names = _order_blocks(study, _order_variants(study, comparisons))[: drawing.MOST_ROWS]
+    names = _order_blocks(study, order_variants(study, comparisons))[: drawing.MOST_ROWS]
     places, headings = _place_rows(study, names)
     row_count = len(names) + len(headings)
     figure = drawing.new_figure(0.26 * row_count + 0.75)
@@ -61,10 +62,10 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         row = places[name]
         values = study.values(name)
         mean = study.center(name)
-        _draw_dots(left, row, list(values.values()), name, mean)
+        _draw_dots(left, row, list(values.values()), name, mean, word)
         if mean is not None:
             bars = left.plot(mean, row, "|", color="black", markersize=13)
-            drawing.name_values(bars[0], name, [f"mean {drawing.short(mean)}"])
+            drawing.name_values(bars[0], name, [f"{word} {drawing.short(mean)}"])
         record = comparisons.records[name]
         if name != study.plan.baseline and record.get("difference") is not None:
             difference = Difference(
@@ -80,7 +81,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         planned = len(study.variant_cells(name))
         is_complete = len(values) == planned
         labels[row] = label if is_complete else f"{label} ({len(values)}/{planned})"
-    _draw_differences(right, differences, metric.margin or 0.0)
+    _draw_differences(right, differences, word, metric.margin or 0.0)
     left.set_yticks(range(row_count), [labels[row] for row in range(row_count)])
     for row in headings:
         left.get_yticklabels()[row].set_fontstyle("italic")
@@ -114,22 +115,26 @@ def draw_effects(effects: list[Effect], metric: Metric, level: float) -> Figure 
             is_starred=effect.p <= level,
         )
         rows.append(row)
-    _draw_differences(axes, rows)
+    _draw_differences(axes, rows, "mean")
     axes.set_yticks(range(len(effects)), lines)
     axes.set_ylim(len(effects) - 0.5, -0.5)
     axes.set_xlabel(drawing.name_axis(f"effect on {metric.label}", metric.goal))
     return figure
 
 
-def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -> None:
-    """Draw the values of each row, below them the interval with a bar at the mean, and a band."""
+def _draw_differences(axes: Axes, rows: list[Difference], word: str, margin: float = 0.0) -> None:
+    """Draw the values of each row, below them the interval with a bar at the mean, and a band.
+
+    A row without values and interval is its mean alone, which `word` names.
+    """
     ends: list[float] = []
     decided_ends: list[float] = []
     for difference in rows:
         interval = [end for end in (difference.low, difference.high) if end is not None]
-        ends += [*difference.by_seed, *interval]
+        row_ends = [*difference.by_seed, *interval] or [0.0, difference.mean]
+        ends += row_ends
         if difference.is_starred:
-            decided_ends += [*difference.by_seed, *interval]
+            decided_ends += row_ends
     left, right = _usual_range(ends, decided_ends)
     # Coordinates of a wider band leave the range of floating point.
     margin = min(margin, 1e6 * (right - left))
@@ -138,19 +143,19 @@ def _draw_differences(axes: Axes, rows: list[Difference], margin: float = 0.0) -
     axes.axvline(0, color=GREY, linewidth=0.8)
     beside = axes.get_yaxis_transform()
     for row, name, by_seed, low, mean, high, is_starred in rows:
-        _draw_dots(axes, row, by_seed, name, mean)
+        _draw_dots(axes, row, by_seed, name, mean, word)
         if low is not None and high is not None:
             (line,) = axes.plot([low, high], [row + 0.24] * 2, color="black", linewidth=1)
             texts = [f"lower end {drawing.short(low)}", f"upper end {drawing.short(high)}"]
             drawing.name_values(line, name, texts)
         (bar,) = axes.plot(mean, row + 0.24, "|", color="black", markersize=6)
-        drawing.name_values(bar, name, [f"mean {drawing.short(mean)}"])
+        drawing.name_values(bar, name, [f"{word} {drawing.short(mean)}"])
         if is_starred:
             star = axes.text(1.025, row, STAR, transform=beside, va="center", fontsize=11)
             drawing.name_values(star, name)
 
 
-def _order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
+def order_variants(study: StudyRecord, comparisons: Comparisons) -> list[str]:
     """Return the baseline, then the other variants from the best to the worst difference."""
     sign = -1 if study.plan.metric.goal == "max" else 1
 
@@ -204,10 +209,12 @@ def _usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[fl
     return min(inside) - margin, max(inside) + margin
 
 
-def _draw_dots(axes: Axes, row: int, values: list[float], name: str, mean: float | None) -> None:
+def _draw_dots(
+    axes: Axes, row: int, values: list[float], name: str, mean: float | None, word: str
+) -> None:
     """Draw one dot for each value; equal values are stacked, far outliers marked at the edge.
 
-    A mean outside the axis is printed at its edge.
+    A mean, or median, outside the axis is printed at its edge after its `word`.
     """
     low, high = axes.get_xlim()
     stacks: dict[int, int] = defaultdict(int)
@@ -223,31 +230,33 @@ def _draw_dots(axes: Axes, row: int, values: list[float], name: str, mean: float
     drawing.name_values(line, name, map(drawing.short, x))
     below = [value for value in values if value < low]
     below_mean = mean if mean is not None and mean < low else None
-    _mark_outliers(axes, row, below, below_mean, name, edge=low, marker="<", align="left")
+    below_text = None if below_mean is None else f"{word} {drawing.short(below_mean)}"
+    _mark_outliers(axes, row, below, below_text, name, edge=low, marker="<", align="left")
     above = [value for value in values if value > high]
     above_mean = mean if mean is not None and mean > high else None
-    _mark_outliers(axes, row, above, above_mean, name, edge=high, marker=">", align="right")
+    above_text = None if above_mean is None else f"{word} {drawing.short(above_mean)}"
+    _mark_outliers(axes, row, above, above_text, name, edge=high, marker=">", align="right")
 
 
 def _mark_outliers(
     axes: Axes,
     row: int,
     outliers: list[float],
-    mean: float | None,
+    mean_text: str | None,
     name: str,
     edge: float,
     marker: str,
     align: str,
 ) -> None:
     """Draw a mark at an edge of the axes, with the range of the values and the mean beyond it."""
-    if not outliers and mean is None:
+    if not outliers and mean_text is None:
         return
     parts = []
     if outliers:
         ends = [drawing.short(min(outliers)), drawing.short(max(outliers))]
         parts.append(" to ".join(dict.fromkeys(ends)))
-    if mean is not None:
-        parts.append(f"mean {drawing.short(mean)}")
+    if mean_text is not None:
+        parts.append(mean_text)
     text_of_values = ", ".join(parts)
     (line,) = axes.plot(edge, row, marker, color=COLOURS[1], markersize=5, clip_on=False)
     drawing.name_values(line, name, [text_of_values])
@@ -260,11 +269,11 @@ def draw_progress(study: StudyRecord, comparisons: Comparisons) -> Figure | None
     """Draw metric and paired difference against steps, training FLOPs and seconds of training.
 
     The difference is that to the baseline with the same seed at the same (interpolated) cost.
-    Returns None for times until an event, which have no curve.
+    Returns None for times until an event, which `draw_events` shows.
     """
     if study.plan.metric.event:
         return None
-    best = _order_variants(study, comparisons)[: drawing.MOST_BANDS]
+    best = order_variants(study, comparisons)[: drawing.MOST_BANDS]
     names = _order_blocks(study, best)
     values = study.curves.pivot_table(index="step", columns=["variant", "seed"], values="value")
     shown = [name for name in names if name in values and len(values[name].dropna()) > 2]

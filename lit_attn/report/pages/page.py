@@ -14,7 +14,12 @@ SCRIPTS = [read_text(name) for name in ("datatables.min.js", "report.js")]
 """DataTables (assets/datatables.license.txt) and the page's own script: it works offline."""
 
 
-LIMITS = {"rows": drawing.MOST_ROWS, "panels": drawing.MOST_PANELS, "costs": drawing.MOST_COSTS}
+LIMITS = {
+    "rows": drawing.MOST_ROWS,
+    "panels": drawing.MOST_PANELS,
+    "costs": drawing.MOST_COSTS,
+    "lines": drawing.MOST_LINES,
+}
 """Largest numbers of variants of a figure, for the templates of captions."""
 
 

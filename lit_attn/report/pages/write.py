@@ -13,6 +13,7 @@ from lit_attn.cells.records import Origin
 from lit_attn.files import write_atomic
 from lit_attn.report.figures import diagnostics, drawing
 from lit_attn.report.figures import study as figures
+from lit_attn.report.figures.events import draw_events
 from lit_attn.report.figures.pictures import draw_pictures
 from lit_attn.report.figures.scaling import make_scaling_files
 from lit_attn.report.figures.tuning import draw_tuning, make_tuning_table
@@ -188,6 +189,7 @@ def _draw_figures(analysis: Analysis) -> Iterator[tuple[str, Figure | None]]:
     baseline = study.plan.baseline
     if study.finished_cells():
         yield "seeds", figures.draw_seeds(study, comparisons)
+        yield "events", draw_events(study, comparisons)
         yield "progress", figures.draw_progress(study, comparisons)
         yield "cost", figures.draw_cost(study, summary)
         metric = study.plan.metric

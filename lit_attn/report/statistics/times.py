@@ -30,11 +30,8 @@ def find_median(values: Iterable[float]) -> float | None:
     Between two times at which exactly half of the runs are without the event it is their middle, so
     that it is the usual median if all runs have the event.
     """
-    values = list(values)
-    share = 1.0
     half_time = None
-    for time, events, at_risk in _list_events(values):
-        share *= 1 - events / at_risk
+    for time, share in find_shares(values):
         if half_time is not None:
             return (half_time + time) / 2
         if share < 0.5 - HALF:
@@ -42,6 +39,16 @@ def find_median(values: Iterable[float]) -> float | None:
         if share <= 0.5 + HALF:
             half_time = time
     return half_time
+
+
+def find_shares(values: Iterable[float]) -> list[tuple[float, float]]:
+    """Return each time with an event, and the Kaplan-Meier share of runs without it after that."""
+    shares = []
+    share = 1.0
+    for time, events, at_risk in _list_events(list(values)):
+        share *= 1 - events / at_risk
+        shares.append((time, share))
+    return shares
 
 
 def find_scores(values: Sequence[float]) -> Floats:
