@@ -84,3 +84,24 @@ def solved_within(study: str, variant: str, *limits: str) -> str:
     unsolved_steps = [float(row["value"]) for row in rows]
     counts = [str(sum(steps < int(limit) for steps in unsolved_steps)) for limit in limits]
     return f"{', '.join(counts[:-1])} and {counts[-1]}"
+
+
+@placeholder
+def limit(study: str) -> str:
+    """Return the steps of the longest training, one that did not solve its probe."""
+    return f"{max(int(row['steps']) for row in read_table(f'{study}/per_seed.csv')):,}"
+
+
+@placeholder
+def times(study: str, variant: str) -> str:
+    """Return the median of a variant over that of the baseline."""
+    baseline = read_table(f"{study}/table.csv")[0]
+    row = find_row(f"{study}/table.csv", variant=variant)
+    return f"{float(row['median']) / float(baseline['median']):.1f}"
+
+
+@placeholder
+def events(study: str, variant: str) -> str:
+    """Return in how many of its seeds a variant solves the probe, as "two of eight"."""
+    row = find_row(f"{study}/table.csv", variant=variant)
+    return f"{WORDS[int(row['reached'])]} of {WORDS[int(row['n'])]}"
