@@ -189,6 +189,8 @@ def test_a_study_of_times_has_medians_counts_and_verdicts_without_a_mean(tmp_pat
     )
     assert rows["reached"].to_list() == [8, 8, 0, 3]
     table = (folder / "table.md").read_text("utf-8")
+    text = (folder / "table.txt").read_text("utf-8")
+    assert "  difference  " in text, "medians have no interval that a heading could name"
     assert "| never | not reached \\* | 0 of 8 | 8 |" in table
     assert "Kaplan-Meier median" in table
     assert "never" in (folder.parent / "index.html").read_text("utf-8")

@@ -154,13 +154,14 @@ def _make_variant_columns(
         rows.append(_make_row(variant, form))
         importance.append(_rank_variant(variant))
     order = sorted(range(len(rows)), key=lambda place: importance[place])
-    unit = f"{TESTS[study.pairs].words['unit']}s"
+    test = TESTS[study.pairs]
+    unit = f"{test.words['unit']}s"
     last = "stage" if study.stream is not None else f"{unit} missing"
     headings = [
         ("variant", 0),
         ("verdict", 0),
         (study.metric.label, 1),
-        ("difference [95 %]", 0),
+        ("difference [95 %]" if test.has_means else "difference", 0),
         ("p", 0),
         (unit, 2),
         ("ms / step", 3),
