@@ -12,7 +12,7 @@ shows it.
 import sys
 from pathlib import Path
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import OneLineParser, command
 

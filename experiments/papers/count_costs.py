@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.papers.layout import COUNTS, Figure
 from lit_attn.papers.source import COUNTS_FILE, SMALL_FILE, PaperSource, Reference, read_paper

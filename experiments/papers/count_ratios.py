@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.files import write_atomic
 from lit_attn.schema.errors import ConfigError, OneLineParser, command
 

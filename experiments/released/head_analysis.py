@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from head_figures import draw_breakdown, draw_distributions
 from language_models import LanguageModel, add_model, load_model
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.config.training import DiagnosticsConfig
 from lit_attn.files import write_atomic
 from lit_attn.report.figures import drawing

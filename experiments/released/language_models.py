@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.batches import Tokens
 from lit_attn.data.text.tokenizers import GptNeox

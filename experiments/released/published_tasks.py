@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from language_models import LanguageModel, add_model, load_model
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.files import read_text, write_atomic
 from lit_attn.schema.errors import ConfigError, OneLineParser, command, from_one
 

@@ -11,7 +11,7 @@ the images of all files, and the report names them.
 import os
 from pathlib import Path
 
-from lit_attn.cells.records import UnreadableImage, csv_lines, read_unreadable
+from lit_attn.cells.rows import UnreadableImage, csv_lines, read_unreadable
 from lit_attn.data.log import LOG
 from lit_attn.schema.errors import ConfigError
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 
 LIMIT = 600.0

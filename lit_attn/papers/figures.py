@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from lit_attn.cells.records import read_clock
+from lit_attn.cells.rows import read_clock
 from lit_attn.papers import published as papers
 from lit_attn.papers.layout import AXES, Figure, Panel, Reading
 from lit_attn.papers.published import Counts, Records, measure, measure_or_count

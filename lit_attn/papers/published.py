@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from lit_attn.cells.records import SMOKE, Metric, read_diagnostics
+from lit_attn.cells.records import SMOKE, Metric
+from lit_attn.cells.rows import read_diagnostics
 from lit_attn.papers import layout
 from lit_attn.papers import source as config
 from lit_attn.papers.floors import FloorText, write_floors

@@ -24,7 +24,7 @@ from lit_attn.attention.layer import Attention, LayerRecord, TokenLayer
 from lit_attn.attention.masks import split_mask
 from lit_attn.attention.rotary import Rotary
 from lit_attn.attention.shared_keys import KeysValues
-from lit_attn.cells.records import DiagnosticRow, csv_lines, read_diagnostics
+from lit_attn.cells.rows import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.models.sharding import gathered_weights, is_sharded

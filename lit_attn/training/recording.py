@@ -15,7 +15,8 @@ from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_attn.cells.records import MetricRow, Spread, csv_lines, read_clock, read_metrics
+from lit_attn.cells.records import Spread
+from lit_attn.cells.rows import MetricRow, csv_lines, read_clock, read_metrics
 from lit_attn.files import append, write_atomic
 from lit_attn.private_names.of_tensorboard import events_path, rename_events
 from lit_attn.training.timing import DeviceClock, StepTimer, make_spread

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lit_attn.cells.inputs import add_changes, collect_data
 from lit_attn.cells.ranks import SHARED_DEVICE
-from lit_attn.cells.records import Metric, MetricRow, Result, Timing, read_metrics, utc_now
+from lit_attn.cells.records import Metric, Result, Timing, utc_now
+from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.loading import start_copy
 from lit_attn.files import write_atomic

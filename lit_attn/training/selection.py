@@ -7,7 +7,8 @@ chooses an epoch, and the value of an earlier evaluation never replaces it.
 import math
 
 from lit_attn.cells.failure import Diverged
-from lit_attn.cells.records import Metric, MetricRow
+from lit_attn.cells.records import Metric
+from lit_attn.cells.rows import MetricRow
 from lit_attn.schema.errors import ConfigError
 
 

@@ -9,17 +9,8 @@ import pytest
 from helpers.fake_study import result
 from pydantic import ValidationError
 
-from lit_attn.cells.records import (
-    Exit,
-    MetricRow,
-    Plan,
-    PlannedCell,
-    PlannedVariant,
-    Record,
-    Result,
-    Spread,
-    read_metrics,
-)
+from lit_attn.cells.records import Exit, Plan, PlannedCell, PlannedVariant, Record, Result, Spread
+from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 

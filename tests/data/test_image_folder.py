@@ -16,7 +16,7 @@ from timm.data import auto_augment
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 
-from lit_attn.cells.records import read_unreadable
+from lit_attn.cells.rows import read_unreadable
 from lit_attn.data import loading
 from lit_attn.data.augment.timm_augmentation import TimmAugmentation, crop_centre, posterize
 from lit_attn.data.image_files import ImageFileData, Reader

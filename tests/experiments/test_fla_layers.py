@@ -35,7 +35,7 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.mixer import TokenMixer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.paths import DOCUMENTS, EXPERIMENTS
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.plugins import load_parts
 from lit_attn.schema.yaml_text import parse_plain

@@ -14,7 +14,7 @@ from helpers.training_cells import text_cell
 from torch import Tensor
 
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.data.text.plain_text import PythonText
 from lit_attn.data.text.tokenizers import Bytes, Gpt2, GptNeox, Words
 from lit_attn.models.language import GPT, Sampling, continuation

@@ -19,7 +19,7 @@ from helpers.paths import EXPERIMENTS
 from timm.utils import ModelEmaV3
 
 from lit_attn.attention.spec import attention_spec
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.data.module import TrainLoader
 from lit_attn.schema.yaml_text import parse_plain

@@ -12,7 +12,7 @@ import pytest
 from helpers.fake_study import write_study
 from markupsafe import escape
 
-from lit_attn.cells.records import DiagnosticRow, csv_lines
+from lit_attn.cells.rows import DiagnosticRow, csv_lines
 from lit_attn.report import write_reports
 from lit_attn.report.figures import diagnostics
 from lit_attn.report.figures.drawing import pick_evenly

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from helpers.fake_study import write_study
 
-from lit_attn.cells.records import Metric, read_metrics
+from lit_attn.cells.records import Metric
+from lit_attn.cells.rows import read_metrics
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.pages import index_page

@@ -7,15 +7,8 @@ import pandas as pd
 import pytest
 from helpers.fake_study import EFFECTS, accuracy_of, report, result, rows, write_study
 
-from lit_attn.cells.records import (
-    Metric,
-    Plan,
-    PlannedCell,
-    PlannedVariant,
-    Result,
-    Spread,
-    read_metrics,
-)
+from lit_attn.cells.records import Metric, Plan, PlannedCell, PlannedVariant, Result, Spread
+from lit_attn.cells.rows import read_metrics
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.fake_study import report, write_study
 
-from lit_attn.cells.records import csv_lines, read_unreadable
+from lit_attn.cells.rows import csv_lines, read_unreadable
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
 

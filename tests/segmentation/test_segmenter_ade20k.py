@@ -13,7 +13,8 @@ from helpers.training_cells import folder_of
 from PIL import Image
 
 from lit_attn.attention.spec import PRESETS
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.train import run_cell
 

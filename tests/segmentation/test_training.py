@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.legend import Legend
-from lit_attn.cells.records import Timing, read_diagnostics, read_metrics
+from lit_attn.cells.records import Timing
+from lit_attn.cells.rows import read_diagnostics, read_metrics
 from lit_attn.config.experiment import Experiment
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory

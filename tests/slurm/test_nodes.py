@@ -14,7 +14,8 @@ from helpers.runs import TIMEOUT, count_runs, make_body, start_cli, wait_until
 
 from lit_attn.ablate.plan import Job, expand
 from lit_attn.cells import folder
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.study import read_studies
 
 needs_slurm = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())

@@ -9,7 +9,8 @@ from helpers import slurm_cluster
 from helpers.commands import run_python
 from helpers.paths import ROOT
 
-from lit_attn.cells.records import Plan, Result, read_metrics
+from lit_attn.cells.records import Plan, Result
+from lit_attn.cells.rows import read_metrics
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,8 @@ from helpers import slurm_cluster, studies
 from helpers.runs import wait_until
 
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.study import read_studies
 from lit_attn.train import run_cell
 

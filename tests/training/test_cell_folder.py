@@ -20,7 +20,8 @@ from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells.failure import Preempted
 from lit_attn.cells.folder import read_cell
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell

@@ -21,7 +21,7 @@ from torch import nn
 
 from lit_attn.cells.failure import Diverged
 from lit_attn.cells.lock import hold_lock
-from lit_attn.cells.records import MetricRow, read_metrics
+from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.models import factory
 from lit_attn.optim.schedules import Rate, Schedule
 from lit_attn.tasks.base import TaskModule

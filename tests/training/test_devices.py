@@ -16,7 +16,8 @@ from helpers.training_cells import digits_cell, folder_of
 
 from lit_attn.cells import folder
 from lit_attn.cells.lock import BUSY
-from lit_attn.cells.records import Exit, Result, read_metrics
+from lit_attn.cells.records import Exit, Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.tasks.classification import Calibration
 from lit_attn.train import main
 

@@ -19,7 +19,8 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams.backend_context import Context
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result, Timing, read_clock, read_diagnostics, read_metrics
+from lit_attn.cells.records import Result, Timing
+from lit_attn.cells.rows import read_clock, read_diagnostics, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training
 from lit_attn.schema.errors import explain

@@ -11,7 +11,7 @@ from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_o
 from pydantic import ValidationError
 
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.train import run_cell
 
 

@@ -18,7 +18,7 @@ from torchmetrics.utilities import dim_zero_sum
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError

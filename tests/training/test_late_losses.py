@@ -11,7 +11,7 @@ from helpers.training_cells import digits_cell, folder_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_attn.cells.failure import Diverged
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.tasks import late_losses
 from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.train import run_cell

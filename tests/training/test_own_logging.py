@@ -12,7 +12,7 @@ from helpers.training_cells import digits_cell, folder_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassAccuracy
 
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
 from lit_attn.training.first_step import find_mistake

@@ -12,7 +12,7 @@ from helpers.finished_cells import assert_close_weights
 from helpers.once import make_once
 from helpers.training_cells import digits_cell, result_of, scenes_cell, text_cell
 
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ from helpers.commands import run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell
 
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 
 TOLERANCE = 1e-9

@@ -11,7 +11,7 @@ from helpers.training_cells import digits_cell, text_cell
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lit_attn.cells.records import read_metrics
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.tasks.late_losses import LateLosses
 from lit_attn.tasks.step_graph import measure_gradient_norm

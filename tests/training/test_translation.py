@@ -10,7 +10,8 @@ from helpers.data_ranks import on_rank
 from helpers.training_cells import folder_of
 from torch.nn import functional as F
 
-from lit_attn.cells.records import Result, read_metrics
+from lit_attn.cells.records import Result
+from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.text.ids import IGNORED

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_attn.cells.failure import Diverged, Preempted, classify_failure
-from lit_attn.cells.records import Metric, MetricRow, read_metrics
+from lit_attn.cells.records import Metric
+from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.report.records.read import read_studies
 from lit_attn.schema.errors import ConfigError

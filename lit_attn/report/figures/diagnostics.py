@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lit_attn.cells.records import DiagnosticRow, read_diagnostics
+from lit_attn.cells.rows import DiagnosticRow, read_diagnostics
 from lit_attn.report.figures import drawing
 from lit_attn.report.figures.drawing import COLOURS, GREY
 from lit_attn.report.records.skipped import Arrays, read_arrays, read_or_skip

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import Floors
+from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
 from lit_attn.report.numbers import fill
@@ -72,7 +73,7 @@ class CellRecord:
         """True if the planned cell has neither a result nor a failure yet."""
         return self.status in ("missing", "running", "interrupted", "unreadable")
 
-    def curve(self, metric: records.Metric | str) -> list[records.MetricRow]:
+    def curve(self, metric: records.Metric | str) -> list[MetricRow]:
         """Return the logged rows of `metric` in printed units, or of a name in recorded units."""
         if isinstance(metric, str):
             name = metric
@@ -80,7 +81,7 @@ class CellRecord:
         else:
             name = metric.name
             scale = metric.scale
-        rows = read_or_skip(records.read_metrics, self.folder, "metrics.csv") or []
+        rows = read_or_skip(read_metrics, self.folder, "metrics.csv") or []
         return [row._replace(value=row.value * scale) for row in rows if row.name == name]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from lit_attn.cells.records import csv_lines
+from lit_attn.cells.rows import csv_lines
 from lit_attn.report.numbers import fill, round_number
 from lit_attn.report.tables.captions import shorten
 from lit_attn.schema.sources import read_package_file

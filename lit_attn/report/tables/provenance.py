@@ -2,7 +2,7 @@
 
 import statistics
 
-from lit_attn.cells.records import read_unreadable
+from lit_attn.cells.rows import read_unreadable
 from lit_attn.report.numbers import fill
 from lit_attn.report.records.skipped import read_or_skip
 from lit_attn.report.records.study_record import StudyRecord, find_differences
