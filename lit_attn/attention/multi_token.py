@@ -34,8 +34,8 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
     in the released code: each head has a kernel over the last queries and the keys around a key; an
     H x H map mixes the heads' logits, and one map of each group of heads the weights; the heads
     then have an RMSNorm with shared weights and a gate sigmoid(h w + b). The paper multiplies the
-    norm by a factor of the layer instead of the gate: `gate: false, rescale: depth`. The paper's
-    toy task has the kernel of the logits alone: `weights`, `head_maps`, `norm`, `gate: false`.
+    norm by a factor of the layer instead of the gate: `gate: false, rescale: depth`. If `weights`,
+    `head_maps`, `norm` and `gate` are false, it is the layer of the paper's toy task.
     """
 
     queries: int = Field(6, ge=1, description="queries of a kernel: the query and those before it")

@@ -177,8 +177,8 @@ class Experiment(Config):
         if not self.task.is_recordable:
             endings.append(f"does not record the steps of task '{self.task.kind}'")
         if not self.optimizer.is_recordable:
-            members = self.optimizer.family.items()
-            kinds = [kind for kind, member in members if getattr(member, "is_recordable", False)]
+            members: dict[str, Any] = dict(self.optimizer.family)
+            kinds = [kind for kind, member in members.items() if member.is_recordable]
             endings.append(
                 f"needs one of the optimizers {', '.join(kinds)}, because a step of "
                 f"'{self.optimizer.kind}' has numbers that a record would keep"

@@ -217,18 +217,16 @@ def update(optimizer: torch.optim.Optimizer) -> None:
     An optimiser that reads its rate as a number makes a step with rate 1, of which the weights keep
     the share `lr`, because the change of the weights is proportional to the rate.
     """
-    rates = []
-    starts: list[list[Tensor]] = []
-    for group in optimizer.param_groups:
-        rates.append(group["lr"])
-        starts.append([])
-        if not takes_tensor_rate(group):
-            starts[-1] = [weights.clone() for weights in group["params"]]
-            group["lr"] = 1.0
+    groups = [group for group in optimizer.param_groups if not takes_tensor_rate(group)]
+    rates = [group["lr"] for group in groups]
+    starts = []
+    for group in groups:
+        starts.append([weights.clone() for weights in group["params"]])
+        group["lr"] = 1.0
     optimizer.step()
-    for group, rate, weights_before in zip(optimizer.param_groups, rates, starts, strict=True):
+    for group, rate, weights_before in zip(groups, rates, starts, strict=True):
         group["lr"] = rate
-        for weights, before in zip(group["params"], weights_before, strict=False):
+        for weights, before in zip(group["params"], weights_before, strict=True):
             weights.copy_(before.lerp(weights, rate))
 
 

@@ -416,7 +416,7 @@ class LogRank(IndependentRuns):
         return {}
 
     def find_interval(self, sample: Sample, confidence: float, step: Step) -> Interval | None:
-        """Return None."""
+        """Return None: the median of a few runs has no useful interval."""
         return None
 
     def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
