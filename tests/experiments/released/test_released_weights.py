@@ -310,6 +310,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     tasks.write_text(json.dumps({"task_id": "task0", "texts": "Ann has a kind of [ animal ]\n"}))
     (tmp_path / "random_weights.py").write_text(script)
     for line in ("python random_weights.py", *commands.splitlines()):
+        line = line.replace("lit-attn", "python -m lit_attn")
         arguments = []
         for word in shlex.split(line)[1:]:
             arguments += [str(path) for path in tmp_path.glob(word)] or [word]
