@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_attn.cells.process import die_with_parent
+from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.mistakes import describe_check_failure
 
 
@@ -33,10 +34,14 @@ class Outcome(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Last message of a process; the texts are those of `Outcome`."""
+    """Last message of a process; the texts are those of `Outcome`.
+
+    `mistake` is the message of a ConfigError: the input is wrong, and nothing was checked.
+    """
 
     failure: str = ""
     unavailable: str = ""
+    mistake: str = ""
 
 
 def run_apart(
@@ -48,7 +53,7 @@ def run_apart(
     """Return the results that `check(*arguments)` yields in a new process within `seconds`.
 
     `show` gets every result as soon as it comes. The process is killed at the limit: a hang is a
-    failure.
+    failure. Raises ConfigError if the check raises it.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -112,6 +117,8 @@ def _receive(
             process.join()
             return Outcome(results, failure=f"the process crashed (exit code {process.exitcode})")
         if isinstance(message, _End):
+            if message.mistake:
+                raise ConfigError(message.mistake)
             return Outcome(results, message.failure, message.unavailable)
         results.append(message)
         if show is not None:
@@ -134,6 +141,8 @@ def _send_results(
             sender.send(result)
     except Unavailable as error:
         sender.send(_End(unavailable=str(error)))
+    except ConfigError as error:
+        sender.send(_End(mistake=str(error)))
     except Exception as error:
         sender.send(_End(failure=describe_check_failure(error)))
     else:

@@ -293,14 +293,15 @@ def test_a_module_that_lacks_its_method_is_refused_in_one_line_by_a_plain_dry_ru
 
 
 @pytest.mark.process
-def test_the_benchmark_names_a_missing_reference_in_one_line(tmp_path: Path) -> None:
+def test_doctor_names_a_missing_reference_in_one_line(tmp_path: Path) -> None:
     text = page().replace("def reference(self, module, x, h, v, project)", "def formula_of(self)")
     (tmp_path / "unfinished.py").write_text(text)
-    arguments = ["--parts", "unfinished.py", "--presets", "reflected", *SMALL]
-    done = run_python(tmp_path, "-m", "lit_attn.bench", "attention", *arguments)
+    arguments = ["--parts", "unfinished.py", "--presets", "reflected", "--short", "--device", "cpu"]
+    done = run_python(tmp_path, "-m", "lit_attn.doctor", *arguments)
     assert done.returncode == 2
-    assert "its class ReflectedConfig needs a method `reference`" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    message = "'reflected' cannot be compared with its formula: its class ReflectedConfig needs"
+    assert done.stderr.startswith(f"{message} a method `reference`")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.process
