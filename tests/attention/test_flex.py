@@ -326,7 +326,6 @@ OWN: dict[str, tuple[object, Callable[[], dict[str, Tensor | bool]]]] = {
         lambda: {"attn_mask": torch.randn(1, HEADS, N, N, dtype=torch.double)},
     ),
     "a hard mixture in a window": ({"preset": "mgk-hard", "window": 3}, dict),
-    "a hard mixture in causal order": ("smgk-hard", lambda: {"is_causal": True}),
     "a query without keys": (
         "mgk",
         lambda: {"attn_mask": torch.ones(N, N, dtype=torch.bool).tril(-1)},
