@@ -10,6 +10,8 @@ import pytest
 from lit_attn import judge
 from lit_attn.report.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 BASE = [3.0, 3.1, 2.9, 3.05, 2.95, 3.02]
 SKEWED = [2.9, 2.95, 2.9, 2.92, 2.93, 5.0]
 FILES = ("table.md", "table.full.md", "table.txt", "table.html")

@@ -17,6 +17,8 @@ from lit_attn.report.__main__ import main
 from lit_attn.report.tables.columns import format_seeds
 from lit_attn.schema.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 def write(folder: Path, columns: str = "variant,seed,accuracy,loss,parameters") -> Path:
     """Write six seeds of three variants; `good` is ahead, and `bad` has a failed seed."""

@@ -26,11 +26,17 @@ HUGE = 10**400
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def drawn_runs(tmp_path: Path) -> Path:
     """Return a folder with the healthy study `fake` and the study `broken`."""
     for name in ("fake", "broken"):
         write_study(tmp_path / "runs", name=name, seeds=2, variants={"standard": 0.0, "b": 0.1})
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def runs(drawn_runs: Path, no_rendering: None) -> Path:
+    """Return the same folder, for faults that reach no figure."""
+    return drawn_runs
 
 
 def change(path: Path, *keys: Any, value: Any) -> None:
@@ -97,16 +103,13 @@ def test_a_result_of_a_newer_version_is_counted(
     assert "was written by a newer version of lit_attn" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["peak_memory", "step_time", "metrics"])
-def test_a_missing_key_of_a_result_is_named(
-    runs: Path, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_key_of_a_result_is_named(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = first_cell(runs) / "result.json"
     content = json.loads(path.read_text())
-    del content[key]
+    del content["step_time"]
     path.write_text(json.dumps(content))
     check_others(runs, caplog, code=0)
-    assert f"{path}: {key}: this key is required" in caplog.text
+    assert f"{path}: step_time: this key is required" in caplog.text
     assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
 
 
@@ -120,37 +123,34 @@ def test_a_criterion_of_a_newer_version_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["flops", "parameters", "steps", "peak_memory"])
 def test_an_integer_of_401_digits_makes_one_cell_unreadable(
-    runs: Path, key: str, caplog: pytest.LogCaptureFixture
+    runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change(first_cell(runs) / "result.json", key, value=HUGE)
+    change(first_cell(runs) / "result.json", "flops", value=HUGE)
     check_others(runs, caplog, code=0)
     assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [1e307, -1e307])
 def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
-    runs: Path, value: float, caplog: pytest.LogCaptureFixture
+    runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=value)
+    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=-1e307)
     check_others(runs, caplog, code=0)
     assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
     assert "test/accuracy times 100 is not finite" in caplog.text
 
 
-def test_a_huge_margin_leaves_the_figure(runs: Path) -> None:
-    change(runs / "broken" / "plan.json", "metric", "margin", value=1e308)
-    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
-    assert (runs.parent / "reports" / "broken" / "seeds.svg").exists()
+def test_a_huge_margin_leaves_the_figure(drawn_runs: Path) -> None:
+    change(drawn_runs / "broken" / "plan.json", "metric", "margin", value=1e308)
+    assert main([str(drawn_runs), "--reports", str(drawn_runs.parent / "reports")]) == 0
+    assert (drawn_runs.parent / "reports" / "broken" / "seeds.svg").exists()
 
 
-@pytest.mark.parametrize("value", [1e54, 2.3e230])
-def test_a_huge_value_of_one_seed_is_reported(runs: Path, value: float) -> None:
-    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=value)
-    reports = runs.parent / "reports"
-    assert main([str(runs), "--reports", str(reports)]) == 0
+def test_a_huge_value_of_one_seed_is_reported(drawn_runs: Path) -> None:
+    change(first_cell(drawn_runs) / "result.json", "metrics", "test/accuracy", value=2.3e230)
+    reports = drawn_runs.parent / "reports"
+    assert main([str(drawn_runs), "--reports", str(reports)]) == 0
     lines = (reports / "broken" / "table.txt").read_text().splitlines()
     assert max(map(len, lines)) < 110
     assert any("e+" in line for line in lines if line.startswith("b "))
@@ -167,7 +167,7 @@ def test_a_value_near_the_largest_number_counts_as_diverged(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["a: &a [*a]", "experiment: &a {b: *a}", "{" * 3000, "\0", "- 1"])
+@pytest.mark.parametrize("text", ["experiment: &a {b: *a}", "- 1"])
 def test_a_config_that_contains_itself(
     runs: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,6 +414,6 @@ def test_a_finite_divergence_is_told(runs: Path) -> None:
     assert "diverged with a finite loss" not in other
 
 
-def test_a_wall_time_of_two_thousand_years_is_contained(runs: Path) -> None:
-    change(first_cell(runs) / "result.json", "wall_time", value=63902825115.0)
-    assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
+def test_a_wall_time_of_two_thousand_years_is_contained(drawn_runs: Path) -> None:
+    change(first_cell(drawn_runs) / "result.json", "wall_time", value=63902825115.0)
+    assert main([str(drawn_runs), "--reports", str(drawn_runs.parent / "reports")]) == 0

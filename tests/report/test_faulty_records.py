@@ -14,6 +14,8 @@ from lit_attn.report.pages import index_page
 from lit_attn.report.pages.index_page import make_index_page
 from lit_attn.report.pages.write import to_csv
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 def test_an_unreadable_plan_skips_only_its_study(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -57,8 +59,10 @@ def test_a_csv_file_that_cannot_be_read_is_one_warning(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("content", ["{", '{"entries": []}'])
-@pytest.mark.parametrize("name", ["seals.json", "tuning.json", "step_times.json"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("seals.json", '{"entries": []}'), ("tuning.json", "{"), ("step_times.json", "{")],
+)
 def test_a_side_record_that_cannot_be_read_leaves_the_table(
     tmp_path: Path, name: str, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:

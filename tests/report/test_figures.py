@@ -274,16 +274,6 @@ def test_no_two_names_are_shortened_to_one() -> None:
     assert short_names(["base", "xsa", "xsa"], 8) == ["base", "xsa", "xsa"]
 
 
-def test_shortened_names_differ() -> None:
-    values = {f"attention-with-{n}-keys-and-a-norm-of-queries": [1.0 + n, 2.0] for n in range(9)}
-    names = short_names(values, 28)
-    assert names[:2] == ["…with-0-keys-and-a-norm-of", "…with-1-keys-and-a-norm-of"]
-    figure = draw_costs(study(values, flops=1e6))
-    assert figure is not None
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == short_names(values, 34)[::-1]
-
-
 def test_the_cost_figure_shows_the_baseline_and_the_best_variants() -> None:
     values = {f"v{place:02}": [float(place), place + 0.1] for place in range(30)}
     figure = draw_costs(study(values, flops=1e6))

@@ -13,6 +13,8 @@ from lit_attn.report.__main__ import main
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.schema.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 
 def test_bad_input_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -43,7 +45,6 @@ def test_the_command_line_reports_every_study(
     assert "other/table.html" in (tmp_path / "reports" / "index.html").read_text()
 
 
-@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.process
 def test_a_row_reads_the_cells_of_its_variant_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +68,6 @@ def test_a_row_reads_the_cells_of_its_variant_alone(
     assert counts[0] == counts[1]
 
 
-@pytest.mark.usefixtures("no_rendering")
 @pytest.mark.process
 def test_studies_can_be_named_by_one_option_or_by_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,8 @@ from helpers.fake_study import write_study
 from lit_attn.cells.records import Metric
 from lit_attn.report import write_reports
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 SAMPLES = 500
 
 

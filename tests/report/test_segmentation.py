@@ -17,6 +17,8 @@ from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.tables.results import make_class_frame, make_class_table
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 NASTY = 'tree | <b>&"x"</b>'
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CLASSES = {"wall": RED, "floor": GREEN, "sky": BLUE, NASTY: RED}

@@ -11,6 +11,8 @@ from lit_attn.__main__ import main
 from lit_attn.cells.floors import FILE, Floors, FloorValues
 from lit_attn.cells.records import Metric
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 MARK = "smoke run: every cell has trained for one step"
 NAME = "fake@smoke"
 # With eight seeds "residual=others" has a star, and the factors have effects.

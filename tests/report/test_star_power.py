@@ -11,7 +11,7 @@ from lit_attn.report.statistics.significance import OWN_TEST
 
 @pytest.mark.parametrize(
     ("n", "comparisons", "effect"),
-    [(6, 14, 2.5), (8, 5, 1.2), (10, 14, 1.2), (12, 5, 0.9), (20, 3, 0.7)],
+    [(6, 14, 2.5), (10, 14, 1.2), (20, 3, 0.7)],
 )
 def test_the_power_of_a_star_equals_a_simulation_of_the_complete_test(
     n: int, comparisons: int, effect: float
@@ -27,9 +27,7 @@ def test_the_power_of_a_star_equals_a_simulation_of_the_complete_test(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "comparisons", "effect"), [(9, 5, 1.5), (12, 5, 1.0), (14, 14, 1.0), (20, 14, 0.8)]
-)
+@pytest.mark.parametrize(("n", "comparisons", "effect"), [(9, 5, 1.5), (20, 14, 0.8)])
 def test_the_power_of_a_star_equals_a_simulation_of_holms_test(
     n: int, comparisons: int, effect: float
 ) -> None:

@@ -108,7 +108,7 @@ def test_many_rounded_values_have_the_interval_of_student() -> None:
     assert independent.welch_interval(ratings[0], ratings[1], 0.95, resolution=1.0) == welch
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", [2, 5])
 def test_intervals_of_rounded_values_cover_93_to_97_percent(n: int) -> None:
     """Values are rounded to steps of one standard deviation; without a floor n = 2 covers 80 %."""
     generator = np.random.default_rng(n)
@@ -152,7 +152,7 @@ def test_a_spread_of_rounding_errors_has_no_resolution(center: float) -> None:
         assert stats.find_resolution(values) == 0
 
 
-@pytest.mark.parametrize("factor", [2.0**-900, 2.0**-3, 2.0**10, 2.0**900])
+@pytest.mark.parametrize("factor", [2.0**-900, 2.0**900])
 def test_statistics_of_differences_scale_with_a_power_of_two(factor: float) -> None:
     for seed in range(5):
         differences = np.random.default_rng(seed).normal(0.5, 1, 6)
@@ -261,30 +261,6 @@ def test_joint_sign_flip_without_differences() -> None:
     assert stats.joint_sign_flip(np.zeros((0, 4))) == []
 
 
-def simulate_stars(
-    name: str, n: int, effect: float, runs: int = 1000, variants: int = 10
-) -> tuple[float, float]:
-    """Return the share of runs with any false star, and with a star for the one true effect.
-
-    All variants and the baseline have the same distribution. The effect, in standard deviations of
-    a value, is added to the first variant.
-    """
-    generator = np.random.default_rng(n)
-    values = DISTRIBUTIONS[name](generator, (runs, variants + 1, n))
-    differences = values[:, 1:] - values[:, :1]
-    differences[:, 0] += effect * values.std()
-    p = np.array([stats.joint_sign_flip(d) for d in differences])
-    false = p if not effect else p[:, 1:]
-    return float((false <= 0.05).any(axis=1).mean()), float((p[:, 0] <= 0.05).mean())
-
-
-@pytest.mark.parametrize("n", [6, 10])
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_the_joint_test_keeps_the_error_of_all_variants_together(name: str, n: int) -> None:
-    error, _ = simulate_stars(name, n, effect=0.0)
-    assert error <= 0.065
-
-
 POWERS = {
     6: {"normal": 0.18, "exponential": 0.37, "lognormal": 0.61, "t3": 0.38},
     10: {"normal": 0.75, "exponential": 0.84, "lognormal": 0.90, "t3": 0.94},
@@ -295,10 +271,13 @@ POWERS = {
 @pytest.mark.parametrize("n", POWERS)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_joint_test_has_the_power_that_the_page_prints(name: str, n: int) -> None:
-    """Ten comparisons, of which one has an effect."""
-    error, reached = simulate_stars(name, n, effect=2.0, runs=500)
-    assert reached == pytest.approx(POWERS[n][name], abs=0.07)
-    assert error <= 0.07
+    """Ten comparisons, of which one has an effect; the other nine rarely have a star."""
+    values = DISTRIBUTIONS[name](np.random.default_rng(n), (500, 11, n))
+    differences = values[:, 1:] - values[:, :1]
+    differences[:, 0] += 2 * values.std()
+    has_star = np.array([stats.joint_sign_flip(d) for d in differences]) <= 0.05
+    assert has_star[:, 0].mean() == pytest.approx(POWERS[n][name], abs=0.07)
+    assert has_star[:, 1:].any(axis=1).mean() <= 0.07
 
 
 def test_failed_seeds_rank_below_any_value() -> None:
@@ -319,15 +298,14 @@ def test_ranks_equal_scipys_signed_ranks() -> None:
     assert sign_flip_p(ranks) == pytest.approx(exact)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
-def test_failed_seeds_do_not_flatter_a_variant(share: float) -> None:
+def test_failed_seeds_do_not_flatter_a_variant() -> None:
     """The worst seeds of a null variant fail, so the mean alone would earn false stars."""
     generator = np.random.default_rng(7)
     naive, stars = 0, 0
     runs, n = 500, 12
     for _ in range(runs):
         variant, baseline = generator.normal(size=(2, n))
-        failed = variant < scipy_stats.norm.ppf(share)
+        failed = variant < scipy_stats.norm.ppf(0.2)
         d = (variant - baseline)[~failed]
         p = sign_flip_p(d.tolist())
         ranks = stats.rank_with_failures(
@@ -342,14 +320,13 @@ def test_failed_seeds_do_not_flatter_a_variant(share: float) -> None:
     assert naive / runs > stars / runs
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
-def test_random_failures_keep_the_error(share: float) -> None:
+def test_random_failures_keep_the_error() -> None:
     """Seeds of variant and baseline fail at random; both tests must pass for a star."""
     generator = np.random.default_rng(8)
     stars, runs, n = 0, 500, 10
     for _ in range(runs):
         pair = generator.exponential(size=(2, n))
-        failed = generator.uniform(size=(2, n)) < share
+        failed = generator.uniform(size=(2, n)) < 0.3
         d = (pair[0] - pair[1])[~failed.any(axis=0)]
         values = [
             [None if f else v for v, f in zip(*row, strict=True)]
@@ -370,9 +347,10 @@ def crossed_sums(
     return weights * (values + both * generator.normal(size=(n, units))), weights
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
 @pytest.mark.parametrize(
-    "scales", [(0.3, 3, 1), (0, 3, 3), (0.3, 0, 1), (0.05, 5, 1)], ids=["all", "ab", "seed", "test"]
+    ("n", "scales"),
+    [(10, (0.3, 3, 1)), (3, (0, 3, 3)), (5, (0.3, 0, 1)), (3, (0.05, 5, 1))],
+    ids=["all", "ab", "seed", "test"],
 )
 def test_an_interval_over_seeds_and_samples_covers_the_truth(
     n: int, scales: tuple[float, float, float]
