@@ -25,6 +25,9 @@ CHOICES: dict[str, Any] = {
     "belief2": "belief2",
 }
 
+# GPT-2 makes its masks in another way, with the same meaning for every mechanism.
+CASES = [("llama", name) for name in CHOICES] + [("gpt2", "composition"), ("gpt2", "belief2")]
+
 LENGTH, PADDING = 9, 3
 
 
@@ -40,16 +43,15 @@ def make_model(kind: str, choices: Any, implementation: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
-@pytest.mark.parametrize("kind", SIZES)
-def test_padding_changes_no_token_of_either_implementation(kind: str, choices: Any) -> None:
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_padding_changes_no_token_of_either_implementation(kind: str, name: str) -> None:
     tokens = torch.randint(0, 50, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     present = torch.ones_like(tokens)
     present[1, :PADDING] = 0
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     results: list[list[Tensor]] = []
     for implementation in ("sdpa", "eager"):
-        model = make_model(kind, choices, implementation)
+        model = make_model(kind, CHOICES[name], implementation)
         with torch.no_grad():
             logits = model(tokens, attention_mask=present, use_cache=False).logits
             generated = model.generate(tokens, attention_mask=present, **options)

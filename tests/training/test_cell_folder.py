@@ -131,7 +131,7 @@ def test_a_newer_result_is_read_and_kept(uninterrupted: Path, tmp_path: Path) ->
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("text", ['{"torn', '{"identity": "of another cell"}', ""])
+@pytest.mark.parametrize("text", ['{"torn', '{"identity": "of another cell"}'])
 def test_an_unreadable_result_is_set_aside(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_machine_that_cannot_read_sets_no_checkpoint_aside(
         # All ranks wait for each other after each has restored the checkpoint.
         ("lightning.pytorch.strategies.SingleDeviceStrategy.barrier", [RuntimeError("lost peer")]),
         # Restoring itself fails, for a reason that is not the checkpoint.
-        ("lit_attn.training.checkpoints.Checkpoints.load_state_dict", MACHINE_ERRORS),
+        ("lit_attn.training.checkpoints.Checkpoints.load_state_dict", MACHINE_ERRORS[:1]),
     ],
     ids=["step", "write", "after", "restore"],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import gpt_cases
+from helpers import attention_cases, gpt_cases
 from torch import Tensor, nn
 
 from lit_attn.attention import reference, residual
@@ -142,9 +142,14 @@ def test_layers_without_a_projection_of_keys_record_the_rest(attention: Any) -> 
     assert "key-weights.2" not in arrays
 
 
+PROJECTED = {name: spec for name, spec in PRESETS.items() if spec.latent is None}
+# Every choice of the presets once.
+CHOICES = attention_cases.covering(PROJECTED.values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PRESETS if PRESETS[name].latent is None])
-def test_every_preset_has_the_diagnostics_of_the_formulas(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in PROJECTED if PROJECTED[name] in CHOICES])
+def test_every_choice_has_the_diagnostics_of_the_formulas(name: str) -> None:
     network = vision(PRESETS[name]).eval()
     with torch.no_grad():
         x = network._pos_embed(network.patch_embed(images()))

@@ -127,8 +127,9 @@ pytestmark = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("loader", "wall"), [(0.0, 0.6), (0.1, 0.6), (0.8, 1.0)])
+@pytest.mark.parametrize(
+    ("loader", "wall", "accumulate"), [(0.0, 0.6, 1), (0.1, 0.6, 2), (0.8, 1.0, 1)]
+)
 def test_the_time_of_a_step_is_the_work_of_the_device(
     tmp_path: Path, loader: float, wall: float, accumulate: int
 ) -> None:
