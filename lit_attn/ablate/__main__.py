@@ -8,7 +8,7 @@ from lit_attn.ablate.commands.rerun import Rerun
 from lit_attn.ablate.commands.run import TARGET, Run
 from lit_attn.ablate.commands.seal import Seal
 from lit_attn.ablate.commands.status import Logs, Status
-from lit_attn.schema.base import load
+from lit_attn.judging.judge_command import Judge
 from lit_attn.schema.commands import Command, route
 from lit_attn.schema.errors import command
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None, target: str = TARGET) -> int:
     others: dict[str, Command] = {
         "rerun": Rerun(target),
         "status": Status(),
-        "judge": load("lit_attn.judging.judge_command:Judge")(),
+        "judge": Judge(),
         "seal": Seal(),
         "logs": Logs(),
     }

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lit_attn.schema.base import load
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -42,11 +40,9 @@ def compare(
     unless a variant has this name. `margin` is the largest difference that does not matter. PyTorch
     is not needed. `lit_attn.judge` returns more. Raises ConfigError for another frame.
     """
-    compare_frame = load("lit_attn.judging.frames:compare_frame")
-    compared: pd.DataFrame = compare_frame(
-        frame, metric, pairs=pairs, baseline=baseline, goal=goal, margin=margin
-    )
-    return compared
+    from lit_attn.judging.frames import compare_frame
+
+    return compare_frame(frame, metric, pairs=pairs, baseline=baseline, goal=goal, margin=margin)
 
 
 def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
@@ -58,5 +54,6 @@ def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    read_table = load("lit_attn.judging.table:read_table")
+    from lit_attn.judging.table import read_table
+
     return pd.DataFrame(read_table(Path(path), reader).rows)

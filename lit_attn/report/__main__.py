@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_attn.files import require_writable
-from lit_attn.schema.base import load
+from lit_attn.judging.arguments import FOREIGN, add_foreign_arguments
+from lit_attn.papers.sizes import add_size_options, find_size_option
 from lit_attn.schema.errors import OneLineParser, command, program
 
 if TYPE_CHECKING:
     from lit_attn.report.records.skipped import Outcome
-    from lit_attn.report.records.study_record import StudyRecord
 
 
 @command
@@ -54,10 +54,9 @@ def _make_parser() -> OneLineParser:
         help="print what was written as JSON (`schema report` prints its schema)",
     )
     add("--paper", metavar="NAME", help="write the tables and figures of a paper as printed")
-    add_size_options = load("lit_attn.papers.sizes:add_size_options")
     add_size_options(parser, "with --paper: the results of small models on {data}")
     foreign = parser.add_argument_group("with --csv")
-    load("lit_attn.judging.arguments:add_foreign_arguments")(foreign, nargs="+")
+    add_foreign_arguments(foreign, nargs="+")
     return parser
 
 
@@ -69,27 +68,28 @@ def _check_options(parser: OneLineParser, options: argparse.Namespace) -> None:
         # With --paper it is the folder of the paper's runs.
         "a folder of runs": bool(options.runs and not options.paper),
     }
-    foreign = load("lit_attn.judging.arguments:FOREIGN")
     needed_sources = {
-        **dict.fromkeys(foreign, "--csv"),
+        **dict.fromkeys(FOREIGN, "--csv"),
         "study": "a folder of runs",
         "across": "a folder of runs",
     }
     if options.small and not sources["--paper"]:
-        option = load("lit_attn.papers.sizes:find_size_option")(options.small)
+        option = find_size_option(options.small)
         parser.error(f"{option} needs --paper")
     for name, source in needed_sources.items():
         if getattr(options, name) and not sources[source]:
-            parser.error(f"{foreign.get(name, f'--{name}')} needs {source}")
+            parser.error(f"{FOREIGN.get(name, f'--{name}')} needs {source}")
     if sum(sources.values()) != 1:
         parser.error("give a folder of runs, --csv FILE or --paper NAME")
 
 
 def _report_paper(options: argparse.Namespace) -> int:
     """Write the page of a paper and return the exit code."""
-    source = load("lit_attn.papers.source:read_paper")(options.paper, options.small)
-    write_parts = load("lit_attn.papers.page:write_parts")
-    outcome: Outcome = write_parts(source, options.runs or Path("runs"), options.reports)
+    from lit_attn.papers.page import write_parts
+    from lit_attn.papers.source import read_paper
+
+    source = read_paper(options.paper, options.small)
+    outcome = write_parts(source, options.runs or Path("runs"), options.reports)
     if options.json:
         _print_answer(outcome, index=None)
     else:
@@ -114,12 +114,13 @@ def _report_across(options: argparse.Namespace) -> int:
 
 def _report_studies(options: argparse.Namespace) -> int:
     """Write the reports of studies, from a folder or a table, and return the exit code."""
+    from lit_attn.judging.runs import read_tables
     from lit_attn.report.pages import write
     from lit_attn.report.records.looks import record_looks
     from lit_attn.report.records.read import read_studies
 
     if options.csv:
-        tables: list[StudyRecord] = load("lit_attn.judging.runs:read_tables")(options)
+        tables = read_tables(options)
         planned_count = len(tables)
         outcome = write.write_reports(tables, options.reports)
     else:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lit_attn.ablate.gpus import GPUS, read_gpu
-from lit_attn.schema.base import load
+from lit_attn.papers.sizes import SIZES, add_size_options
 from lit_attn.schema.commands import Command
 from lit_attn.schema.errors import ConfigError, OneLineParser, program, suggest
 
 if TYPE_CHECKING:
     from lit_attn.config.study_values import SeedChoice
+    from lit_attn.papers.source import PaperSource
     from lit_attn.schema.yaml_text import Mapping
 
 EPILOG = Path(__file__).parents[1].joinpath("epilog.txt").read_text(encoding="utf-8")
@@ -40,7 +41,7 @@ class StudyCommand(Command):
         word = unknown[0]
         if word.startswith("-"):
             names = [option_name(entry.name) for entry in fields(StudyOptions)]
-            names += load("lit_attn.papers.sizes:SIZES")
+            names += SIZES
             raise ConfigError(f"{word}: unknown option{suggest(word, names)}")
         raise ConfigError(
             f"'{word}' is not an option, and there can be one file only;"
@@ -95,7 +96,6 @@ def _add_file(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_sizes(parser: argparse.ArgumentParser, _: str) -> None:
-    add_size_options = load("lit_attn.papers.sizes:add_size_options")
     add_size_options(parser, "With --paper: run small models, for two CPU cores, on {data}.")
 
 
@@ -116,8 +116,7 @@ class StudyOptions:
     study: list[str] = field(
         metadata=_several("NAME", "Run this study (default: studies with `default: true`).")
     )
-    # A `PaperSource` of the product `papers`.
-    paper: Any = field(
+    paper: "PaperSource | None" = field(
         metadata=_value(
             str, "NAME", "Run the tables and figures of a paper (see experiments/papers)."
         )

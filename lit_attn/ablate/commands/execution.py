@@ -28,7 +28,6 @@ from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.lock import require_locks
 from lit_attn.files import require_writable
 from lit_attn.report import write_reports
-from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError, plural, program
 
 Start = Callable[[list[Job]], Summary]
@@ -315,7 +314,9 @@ def _write_tables(matrices: list[Matrix], options: StudyOptions) -> None:
         write_line(f"{folder / 'table.html'}")
     write_line(f"{options.reports / 'index.html'}")
     if options.paper is not None:
-        write_paper = load("lit_attn.papers.page:write_paper")
+        # Imported here, because it imports pandas.
+        from lit_attn.papers.page import write_paper
+
         # The page has all tables, whichever of them this command has run.
         write_line(str(write_paper(options.paper, options.out, options.reports)))
 

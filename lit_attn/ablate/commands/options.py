@@ -12,7 +12,9 @@ from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.source import parse_value
 from lit_attn.config.study import choose, read_studies
 from lit_attn.config.study_values import MOST_SEEDS, SeedChoice, Seeds
-from lit_attn.schema.base import load
+from lit_attn.papers.runs import expand_paper
+from lit_attn.papers.sizes import find_size_option
+from lit_attn.papers.source import read_paper
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.schema.yaml_text import Mapping, Where
 
@@ -26,11 +28,9 @@ def expand_studies(options: StudyOptions) -> list[Matrix]:
     The result changes when step times or trials are new.
     """
     if options.paper is not None:
-        expand_paper = load("lit_attn.papers.runs:expand_paper")
-        matrices: list[Matrix] = expand_paper(
+        return expand_paper(
             options.paper, options.table, options.out, options.set, options.seeds, options.smoke
         )
-        return matrices
     assert options.file is not None
     studies = choose(read_studies(options.file), options.study, options.file)
     return [
@@ -53,7 +53,6 @@ def read_options(arguments: Namespace) -> StudyOptions:
     if arguments.paper:
         if arguments.study or arguments.file:
             raise ConfigError("--paper: replaces the file of studies and --study")
-        read_paper = load("lit_attn.papers.source:read_paper")
         values["paper"] = read_paper(arguments.paper, arguments.small)
     else:
         values["paper"] = None
@@ -85,7 +84,7 @@ def _require_conditions(arguments: Namespace) -> None:
         if needed and value and not conditions[needed]:
             option = option_name(entry.name)
             if entry.name == "small":
-                option = load("lit_attn.papers.sizes:find_size_option")(value)
+                option = find_size_option(value)
             raise ConfigError(f"{option}: needs {needed}")
     for name in ("params", "estimate", "quiet_timing"):
         if arguments.json and getattr(arguments, name):

@@ -18,7 +18,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.origin import require_origin
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.signals import handle_signals
-from lit_attn.schema.base import load
+from lit_attn.papers.runs import print_costs
 from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.schema.sources import freeze_package
 
@@ -35,7 +35,6 @@ def run_studies(options: Namespace, target: str, select: Select) -> int:
     matrices = expand_studies(study_options)
     if study_options.paper is not None and study_options.cost is not None:
         items = study_options.paper.items(study_options.table)
-        print_costs = load("lit_attn.papers.runs:print_costs")
         print_costs(study_options.paper, items, matrices, study_options.cost)
         return 0
     _require_origins(matrices, study_options)
