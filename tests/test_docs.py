@@ -163,7 +163,7 @@ def test_the_first_page_has_the_question_the_picture_two_commands_and_the_table(
     assert rows in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["mechanisms", "papers"])
+@pytest.mark.parametrize("name", ["keys", "mechanisms", "papers"])
 def test_a_written_page_does_not_begin_with_its_generator(name: str) -> None:
     """The command is a comment, which readers of the site do not see."""
     page = (ROOT / "docs" / f"{name}.md").read_text()

@@ -2,9 +2,8 @@
 
 The pages in docs/ link to the log, the source and the evidence with paths that work in a clone.
 The site gets a page for each such file: Markdown as it is, source code in a code block, and other
-files as downloads. The page of all keys is written from the code. Formulas become MathML when the
-site is built, and diagrams the pictures that write_diagrams.py has drawn, so no page needs a script
-from a network.
+files as downloads. Formulas become MathML when the site is built, and diagrams the pictures that
+write_diagrams.py has drawn, so no page needs a script from a network.
 """
 
 import hashlib
@@ -36,7 +35,6 @@ _repository_paths: dict[str, str] = {}
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page or a download for each file outside docs/ that a page links to."""
-    files.append(File.generated(config, "keys.md", content=_write_keys()))
     queue = [ROOT / name for name in ("README.md", "LOG.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     queue += [target for page in files.documentation_pages() for target in _linked_files(page)]
     while queue:
@@ -101,12 +99,6 @@ def _address(path: Path) -> str:
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
     return f"project/{name}.md" if path.suffix in CODE else f"project/{name}"
-
-
-def _write_keys() -> str:
-    """Return the page of all keys, from a new process that has registered no other members."""
-    command = [sys.executable, str(Path(__file__).with_name("write_keys.py"))]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
 
 
 def _print_help(match: re.Match[str]) -> str:

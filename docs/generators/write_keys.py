@@ -1,6 +1,8 @@
-"""Generator of the page of all keys, which the documentation site contains.
+"""Generator of the page of all keys, run in the root of the repository:
 
-`python docs/generators/write_keys.py` prints the page.
+    python docs/generators/write_keys.py > docs/keys.md
+
+A test fails if docs/keys.md is out of date.
 """
 
 import inspect
@@ -17,11 +19,13 @@ from lit_attn.schema.base import Config, Kind
 from lit_attn.tasks.task import Task
 
 HEAD = """\
+<!-- python docs/generators/write_keys.py > docs/keys.md writes this page. -->
+
 # Every key of an experiment
 
 These keys can be written in a file of `experiments/` and changed by a variant (dotted, as
-`training.epochs`). The page is written from the code when the site is built. A key marked ° says
-where or how fast a cell runs and not what it computes: it is not part of the cell's identity.
+`training.epochs`). The page is written from the code. A key marked ° says where or how fast a cell
+runs and not what it computes: it is not part of the cell's identity.
 """
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}

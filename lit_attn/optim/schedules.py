@@ -118,7 +118,7 @@ class InverseSquareRoot(Schedule, kind="inverse-sqrt"):
 class OneCycle(Schedule, kind="one-cycle"):
     """Linear from `start` to the peak, then linear to `end`, as PyTorch's OneCycleLR.
 
-    Of S steps, with w steps of warm-up, step w - 1 has the peak and step S - 1 the rate `end`. The
+    With S steps, w of them warm-up, step w - 1 has the peak and step S - 1 the rate `end`. The
     momentum (Adam's beta1) moves the other way. The Long Range Arena's results are trained by it,
     from lr / 25 to lr / 250,000.
     """
