@@ -102,6 +102,7 @@ def test_learned_weights_are_in_the_csv_file(drawn: Path) -> None:
     assert weights["sd"].tolist() == pytest.approx([0.01] * len(weights))
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_a_study_with_learned_weights_alone_has_no_figure_of_attention(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=1)
     rows = [DiagnosticRow(300, 1, None, f"pi-{r}", r / 10) for r in (1, 2, 3)]
@@ -122,6 +123,7 @@ def test_the_same_records_give_the_same_bytes(drawn: Path, tmp_path: Path) -> No
         assert (folder / name).read_bytes() == (drawn / name).read_bytes(), name
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_files_of_an_earlier_report_are_removed(drawn: Path, tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=3)
     shutil.copytree(drawn.parent, tmp_path / "reports")

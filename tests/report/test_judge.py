@@ -18,6 +18,8 @@ from lit_attn.report.tables.judgement import describe_answer, join_names
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 MARGIN = DEFAULT_METRIC.model_copy(update={"margin": 1.0})
 VARIANTS = {"standard": 0.0, "same": 0.0, "good": 0.05, "bad": -0.05}
 

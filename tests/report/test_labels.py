@@ -14,6 +14,8 @@ from lit_attn.report.tables.labels import label_study
 from lit_attn.report.tables.study_ranks import write_across
 from lit_attn.schema.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("no_rendering")
+
 LABELS = {"standard": "Standard layer", "belief": None, "belief2": "BELIEF & co_1"}
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}, c: {attention: belief}}\n"
 

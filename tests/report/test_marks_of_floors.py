@@ -1,5 +1,6 @@
 """README, LOG and the pages of results mark every study whose baseline is below its floor."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ NAMED = re.compile(r"\b(below|above) (its|their) \[?floors?\b")
 ENTRY = re.compile(r"\n(?=## )")
 
 
+@functools.cache
 def list_below() -> set[str]:
     """Return the studies and pages of papers with a baseline that is not better than its floor."""
     sources = read_studies(ROOT / "ablations.yaml")
