@@ -1,5 +1,6 @@
 """A name is one mechanism in the shipped studies and in the evidence."""
 
+import functools
 import json
 import tarfile
 from collections import defaultdict
@@ -25,6 +26,7 @@ def begins_with_a_preset(name: str) -> bool:
     return any(name == preset or name.startswith(f"{preset}-") for preset in PRESETS)
 
 
+@functools.cache
 def find_attention_by_name() -> dict[str, dict[str, set[str]]]:
     """Return by name of a variant the studies of each attention layer that has this name."""
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -20,7 +20,7 @@ def parameters(study: str, variant: str) -> int:
     chosen = next(v for v in shipped_matrix(study).variants if v.name == variant)
     data = chosen.experiment.data
     model = factory.resolve(chosen.experiment.model, chosen.match_to, data)
-    return factory.describe(model, data).parameters
+    return factory.count(factory.build(model, data, device="meta"))
 
 
 def test_the_default_studies_need_no_download() -> None:
