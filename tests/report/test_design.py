@@ -229,11 +229,11 @@ def count_stars(design: Design, studies: int, *, is_fresh: bool) -> tuple[float,
 @pytest.mark.slow
 def test_the_winner_of_a_screening_of_null_variants_has_few_stars() -> None:
     design = Design(screen=8, keep=3, confirm=8, metric=DEFAULT_METRIC)
-    winner, any_star = count_stars(design, 1000, is_fresh=True)
+    winner, any_star = count_stars(design, 300, is_fresh=True)
     assert winner <= 0.05
-    # Two standard errors of a share of .05 are .014.
-    assert any_star <= 0.064
+    # Two standard errors of a share of .05 are .025.
+    assert any_star <= 0.075
     # Judged with the seeds that have chosen it, a winner alone would often have a star.
     alone = replace(design, keep=1)
-    winner, _ = count_stars(alone, 100, is_fresh=False)
+    winner, _ = count_stars(alone, 50, is_fresh=False)
     assert winner > 0.1

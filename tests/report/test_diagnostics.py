@@ -151,6 +151,7 @@ def test_variants_can_lack_some_diagnostics(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("no_rendering")
 def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
     study = write_recorded_study(tmp_path)
     (cells(study, 1)[2] / "result.json").unlink()
@@ -159,6 +160,7 @@ def test_cells_that_failed_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("no_rendering")
 def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     study = write_recorded_study(tmp_path, seeds=1)
     with (cells(study, 0)[0] / "diagnostics.csv").open("a") as stream:
@@ -208,6 +210,7 @@ def test_figures_need_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("no_rendering")
 def test_equal_ranks_need_no_figure(tmp_path: Path) -> None:
     write_recorded_study(tmp_path, seeds=1, layers=1)
     folder = report(tmp_path)
