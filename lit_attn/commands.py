@@ -132,7 +132,7 @@ class Schema(Command):
 
     def run(self, options: Namespace) -> int:
         """Print the schema. Raises ConfigError for an unknown name."""
-        from lit_attn.report.answers.schemas import ANSWERS, make_schema
+        from lit_attn.answer_schemas import ANSWERS, make_schema
 
         if options.name in ANSWERS:
             schema = make_schema(options.name)

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 
 from lit_attn.__main__ import main
 from lit_attn.ablate.plan import expand
-from lit_attn.report.answers.schemas import make_schema
+from lit_attn.answer_schemas import make_schema
 
 EFFECTS = {"standard": 0.0, "idea": 0.004, "better-idea": 0.03}
 

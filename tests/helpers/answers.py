@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 
-from lit_attn.report.answers.schemas import make_schema
+from lit_attn.answer_schemas import make_schema
 
 
 def read_answer(text: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from helpers.answers import read_answer
 from helpers.fake_study import read, report, rows, write_study
 
 from lit_attn.__main__ import main
+from lit_attn.answer_schemas import ANSWERS
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Origin
-from lit_attn.report.answers.schemas import ANSWERS
 from lit_attn.report.tables.judgement import describe_answer, join_names
 from lit_attn.report.verdicts.judge import judge_study
 from lit_attn.tasks.metrics import DEFAULT_METRIC

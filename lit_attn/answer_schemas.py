@@ -6,8 +6,9 @@ answer to a mistake is written by `lit_attn.schema.error_answer`.
 
 from typing import Any, Literal
 
+from lit_attn.judging.answers import JudgeAnswer, LawsAnswer
 from lit_attn.report.answers.entry import Entry
-from lit_attn.schema.base import load
+from lit_attn.report.answers.runs import DryRunAnswer, ReportAnswer, StatusAnswer
 from lit_attn.schema.error_answer import FORMAT, Kind
 
 
@@ -33,18 +34,17 @@ class ErrorAnswer(Entry):
     error: Mistake
 
 
-ANSWERS = {
-    "dry-run": "lit_attn.report.answers.runs:DryRunAnswer",
-    "status": "lit_attn.report.answers.runs:StatusAnswer",
-    "report": "lit_attn.report.answers.runs:ReportAnswer",
-    "judge": "lit_attn.judging.answers:JudgeAnswer",
-    "laws": "lit_attn.judging.answers:LawsAnswer",
-    "error": "lit_attn.report.answers.schemas:ErrorAnswer",
+ANSWERS: dict[str, type[Entry]] = {
+    "dry-run": DryRunAnswer,
+    "status": StatusAnswer,
+    "report": ReportAnswer,
+    "judge": JudgeAnswer,
+    "laws": LawsAnswer,
+    "error": ErrorAnswer,
 }
 """Model of each answer by the name of its schema."""
 
 
 def make_schema(name: str) -> dict[str, Any]:
     """Return the JSON schema of an answer; every key is required."""
-    answer: type[Entry] = load(ANSWERS[name])
-    return answer.model_json_schema(mode="serialization")
+    return ANSWERS[name].model_json_schema(mode="serialization")
