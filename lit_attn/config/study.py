@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from lit_attn.config.study_values import (
     Published,
     Seeds,
 )
+from lit_attn.files import read_text
 from lit_attn.schema.base import Config
 from lit_attn.schema.errors import ConfigError, find_problem, require, suggest
 from lit_attn.schema.yaml_text import Mapping, Sequence, Where
@@ -186,12 +188,12 @@ def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, 
     contents of files that are not written yet.
     """
     texts = texts or {}
-    tree = load(path, texts.get(path))
+    tree = _load(path, texts.get(path))
     for key in tree:
         require(f"{tree.where[key]}: a file of studies has no key", key, ["studies", "files"])
     sources = _read_file(path, tree, texts)
     for further in _further_files(path, tree):
-        for name, source in _read_file(further, load(further), texts).items():
+        for name, source in _read_file(further, _load(further), texts).items():
             if name in sources:
                 raise ConfigError(
                     f"{source.tree.at}: {name}: this study is in {sources[name].tree.at.file}, too"
@@ -202,9 +204,9 @@ def read_studies(path: Path, texts: dict[Path, str] | None = None) -> dict[str, 
 
 def read_titles(path: Path) -> dict[str, str]:
     """Return the titles of the studies of `path` and of the files that it names, unchecked."""
-    tree = load(path)
+    tree = _load(path)
     titles = {}
-    further_trees = [load(further) for further in _further_files(path, tree)]
+    further_trees = [_load(further) for further in _further_files(path, tree)]
     for file_tree in [tree, *further_trees]:
         studies = file_tree.get("studies")
         if not isinstance(studies, Mapping):
@@ -213,6 +215,20 @@ def read_titles(path: Path) -> dict[str, str]:
             if isinstance(study, Mapping):
                 titles[name] = str(study.get("title"))
     return titles
+
+
+def _load(path: Path, text: str | None = None) -> Mapping:
+    """Return the mapping in a file of studies or of an experiment, or in its `text`.
+
+    Studies share the experiment of a file, and nothing changes it.
+    """
+    return _parse(path, read_text(path) if text is None else text)
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(path: Path, text: str) -> Mapping:
+    """Return the mapping in the text of a file, which is parsed once: parsing takes long."""
+    return load(path, text)
 
 
 def _read_file(path: Path, tree: Mapping, texts: dict[Path, str]) -> dict[str, StudySource]:
@@ -238,7 +254,7 @@ def _further_files(path: Path, tree: Mapping) -> list[Path]:
     further_paths = []
     for name, names in files.items():
         further = _find_file_at(files.where[name], f"files.{name}", path.parent / name)
-        studies = load(further).get("studies")
+        studies = _load(further).get("studies")
         defined = list(studies) if isinstance(studies, Mapping) else []
         if not isinstance(names, Sequence) or sorted(map(str, names)) != sorted(defined):
             raise ConfigError(
@@ -304,7 +320,7 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         name=name,
         study=study,
         tree=tree,
-        experiment=load(experiment_path, texts.get(experiment_path)),
+        experiment=_load(experiment_path, texts.get(experiment_path)),
         experiment_path=experiment_path,
         parts=tuple(parts),
     )
