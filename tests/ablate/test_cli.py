@@ -240,8 +240,8 @@ def test_set_changes_every_variant(
         *(
             (
                 ["--seeds", "0", word],
-                f"'{word}' is not an option, and there can be one file only; for seeds write "
-                "--seeds 0,1,2",
+                f"'{word}' has no option before it, and there can be one file only; write --study "
+                "before the name of each study, and seeds as --seeds 0,1,2",
             )
             for word in ("1", "")
         ),

@@ -44,8 +44,8 @@ class StudyCommand(Command):
             names += SIZES
             raise ConfigError(f"{word}: unknown option{suggest(word, names)}")
         raise ConfigError(
-            f"'{word}' is not an option, and there can be one file only;"
-            " for seeds write --seeds 0,1,2"
+            f"'{word}' has no option before it, and there can be one file only; write --study"
+            " before the name of each study, and seeds as --seeds 0,1,2"
         )
 
 
