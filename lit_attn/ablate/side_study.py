@@ -14,8 +14,6 @@ from lit_attn.config.study import StudySource
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import Mapping
 
-SMOKE_NOTE = "smoke run: one step per cell, the numbers mean nothing"
-
 
 def name_side_study(
     source: StudySource, written: list[Variant], changes: Mapping | None, smoke: bool
@@ -29,7 +27,6 @@ def name_side_study(
         title += f" (with {', '.join(settings)})"
     if smoke:
         settings.append(records.SMOKE)
-        title += f" ({SMOKE_NOTE})"
     if not settings:
         return source.name, title
     label = make_label(",".join(settings), 80)

@@ -14,6 +14,7 @@ from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, make_body, run_cli, start_cli
 
 from lit_attn.ablate.__main__ import main
+from lit_attn.cells.records import Plan
 from lit_attn.report import __main__ as report
 
 
@@ -187,8 +188,7 @@ def test_smoke_results_have_their_own_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["smoke"]
     log = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "ran.txt").read_text()
     assert sorted(log.splitlines()) == ["ok/0 smoke", "ok/1 smoke"]
-    plan = (tmp_path / "runs" / "smoke" / "tiny@smoke" / "plan.json").read_text()
-    assert "the numbers mean nothing" in plan
+    assert Plan.load(tmp_path / "runs" / "smoke" / "tiny@smoke" / "plan.json").is_smoke
 
 
 def test_set_changes_every_variant(

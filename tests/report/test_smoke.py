@@ -45,6 +45,7 @@ def test_no_file_of_a_smoke_run_has_a_value_or_a_verdict(tmp_path: Path) -> None
         # The first part of a page has its style, the last one its script.
         body = text.partition("<body>")[2].partition("<script>")[0] or text
         assert not CLAIM.search(body)
+        assert " ".join(body.split()).count("smoke run") == 1
     table = rows(folder)
     assert table["n"].tolist() == [8] * 4
     assert table["parameters"].tolist() == [3_375_076] * 4

@@ -290,6 +290,9 @@ def _make_page(
         Section("Attention layers", attention),
     ]
     setup = results.describe_setup(study.plan)
+    verdict = describe_answer(judged, analysis.estimates)
+    # The answer about a smoke run is its warning.
+    warnings = [warning for warning in results_table.warnings if warning not in verdict]
     if analysis.estimates:
         digits = make_scale(analysis.summary).digits
         level = analysis.comparisons.look_level
@@ -306,7 +309,7 @@ def _make_page(
         captions=describe_figures(study.test.pairs, setup),
         name=study.plan.study,
         links=links,
-        warnings=results_table.warnings,
+        warnings=warnings,
         images=images,
-        verdict=describe_answer(judged, analysis.estimates),
+        verdict=verdict,
     )

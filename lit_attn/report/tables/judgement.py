@@ -23,6 +23,7 @@ from lit_attn.report.tables.columns import (
 )
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.tables.labels import name_block
+from lit_attn.report.tables.provenance import SENTENCES
 from lit_attn.report.tables.terminal import Column, Screen, draw_rows, find_form, wrap
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BestFloor
 from lit_attn.schema.errors import plural
@@ -63,14 +64,17 @@ def draw_judgement(study: JudgedStudy, screen: Screen, extras: Extras = NO_EXTRA
     """
     width = screen.width
     above = [wrap(_describe_metric(study), width)]
-    above.append(wrap(describe_answer(study, extras.effects), width))
+    answer = describe_answer(study, extras.effects)
+    above.append(wrap(answer, width))
     above.append(wrap(f"Next: {study.next.text}{_describe_cost(study)}", width))
     if study.next.command is not None:
         above.append(f"  {study.next.command}")
     below = _describe_screening(study, width)
     below += _describe_endings(study.variants, width)
     below += [wrap(f"Note: {note}", width) for note in study.notes]
-    below += [wrap(f"Warning: {warning}", width) for warning in study.warnings]
+    # The answer about a smoke run is its warning.
+    warnings = [warning for warning in study.warnings if warning not in answer]
+    below += [wrap(f"Warning: {warning}", width) for warning in warnings]
     if study.is_smoke:
         # It has no value that a table could show.
         return "\n".join([*above, *below])
@@ -255,7 +259,7 @@ def describe_answer(study: JudgedStudy, effects: Sequence[Effect] = ()) -> str:
     """
     name = study.study
     if study.is_smoke:
-        return f"{name}: no verdict."
+        return f"{name}: {SENTENCES['smoke']}"
     if study.validity == "below-floor":
         name += f" {BELOW_FLOOR}"
     against = study.baseline_label
