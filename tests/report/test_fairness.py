@@ -14,10 +14,11 @@ from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
 from lit_attn.report import write_reports
 from lit_attn.report.figures.drawing import COLOURS, Style
-from lit_attn.report.figures.study import draw_seeds
+from lit_attn.report.figures.study import draw_cost, draw_seeds
 from lit_attn.report.figures.tuning import draw_tuning, read_trials
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
+from lit_attn.report.tables.summary import make_variant_frame
 from lit_attn.report.verdicts.comparison import compare_variants
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
@@ -80,7 +81,13 @@ def test_every_criterion_has_a_block_of_every_table_and_figure(tmp_path: Path) -
         assert places[0] < text.index("mgk", places[0]) < places[1] < text.rindex("mgk@time")
         assert "mgk@time" not in text[places[0] : places[1]]
     record = next(read_studies(tmp_path / "runs"))
-    left, _ = draw_seeds(record, compare_variants(record)).axes
+    comparisons = compare_variants(record)
+    figure = draw_cost(record, make_variant_frame(record, comparisons))
+    assert figure is not None
+    # The variants at equal time have filled points in place of empty ones.
+    fills = [line.get_markerfacecolor() for line in figure.axes[0].lines]
+    assert [fill == "none" for fill in fills].count(False) == 2
+    left, _ = draw_seeds(record, comparisons).axes
     labels = [label.get_text() for label in left.get_yticklabels()]
     assert labels[:2] == ["standard", "equal parameters"]
     second = labels.index("equal time")

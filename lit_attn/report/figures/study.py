@@ -405,6 +405,9 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     # Artist and label by variant.
     legend: dict[str, tuple[Any, str]] = {}
     styles = drawing.assign_styles(study.plan)
+    # The criteria of a variant share its colour and marker, and the first one has empty markers.
+    further = study.plan.criteria[1:]
+    filled = {entry.name for entry in study.plan.variants if entry.criterion in further}
     for label, row in zip(labels, frame.to_dict("records"), strict=True):
         name = row["variant"]
         mean = row["mean"]
@@ -416,7 +419,7 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
             "ms": 4.5,
             "elinewidth": 0.8,
             # Points of equal cost lie above each other, and none hides another one.
-            "mfc": "none",
+            "mfc": styles[name].colour if name in filled else "none",
             "clip_on": not is_far,
         }
         if is_far:
