@@ -17,6 +17,7 @@ from scipy import stats as scipy_stats
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
+from lit_attn.cells.floors import FILE, Floors, FloorValues
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.config.study import read_studies
 from lit_attn.report.records import read

@@ -145,7 +145,7 @@ def _make_variant_columns(
     rows[0] += [str(baseline.n), _write_time(study.baseline_cost.step_time), NOTHING]
     importance: list[tuple[float, float]] = [(0, 0)]
     if floor is not None:
-        value = format_number(floor.value, form)
+        value = format_number(floor.value, form if baseline.events is None else ".0f")
         rows.append([f"floor: {floor.rule}", NOTHING, value, *[NOTHING] * 5])
         importance.append((0, 1))
     has_blocks = len({variant.criterion for variant in study.variants}) > 1

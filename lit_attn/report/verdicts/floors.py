@@ -101,11 +101,12 @@ def warn_of_floors(studies: Iterable[StudyRecord]) -> list[str]:
 def make_floor_row(study: StudyRecord, keys: list[str], digits: int) -> list[Cell] | None:
     """Return the row of the best floor for columns with `keys`, or None without a floor.
 
-    `digits` are the decimals of the values in the table.
+    `digits` are the decimals of the values in the table. A time until an event has whole steps.
     """
     floor = find_best_floor(study)
     if floor is None:
         return None
-    value = format_number(floor.value, f".{digits}f")
+    decimals = 0 if study.plan.metric.event else digits
+    value = format_number(floor.value, f".{decimals}f")
     texts = {"variant": f"floor: {floor.rule}", "value": value}
     return [Cell(texts.get(key, NOTHING)) for key in keys]
