@@ -20,6 +20,7 @@ from lit_attn.cells.decisions import Seals
 from lit_attn.cells.floors import FILE, Floors, FloorValues
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.config.study import read_studies
+from lit_attn.report.__main__ import main
 from lit_attn.report.records import read
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.times import Censored, count_events, find_median, find_scores
@@ -132,8 +133,10 @@ def test_the_power_of_a_log_rank_test_is_that_of_simulated_studies() -> None:
     assert TEST.find_power(2.0, [5, 5], 10, 0.05) == 0, "252 divisions are too few for .005"
 
 
-def read_times(root: Path, pairs: str, **times: Sequence[float]) -> read.StudyRecord:
-    """Return a study of times until a probe is solved, read from its records."""
+def read_times(
+    root: Path, pairs: str, steps: int = LIMIT, **times: Sequence[float]
+) -> read.StudyRecord:
+    """Return a study of times until a probe is solved, whose runs have ended after `steps`."""
     metric = Metric(
         name="test/unsolved_steps",
         label="steps",
@@ -148,7 +151,7 @@ def read_times(root: Path, pairs: str, **times: Sequence[float]) -> read.StudyRe
     )
     for cell in Plan.load(folder / "plan.json").cells:
         metrics = {metric.name: float(times[cell.variant][cell.seed])}
-        fake_study.result(cell, 0.9, metrics=metrics, steps=LIMIT).write(
+        fake_study.result(cell, 0.9, metrics=metrics, steps=steps).write(
             folder / cell.path / "result.json"
         )
     return next(read.read_studies(root))
@@ -161,6 +164,40 @@ def test_a_run_with_all_steps_is_censored_where_records_are_read(tmp_path: Path)
     assert isinstance(values[1], Censored)
     assert not isinstance(values[0], Censored)
     assert study.count_events("standard") == 1
+
+
+@pytest.mark.parametrize(("pairs", "limit"), [("log-rank", 120), ("seed", LIMIT)])
+def test_a_run_that_was_stopped_has_its_last_step_in_a_log_rank_test(
+    tmp_path: Path, pairs: str, limit: int
+) -> None:
+    """A mean takes the number of planned steps instead."""
+    study = read_times(tmp_path, pairs, 120, standard=[80, LIMIT], other=[60, 100])
+    values = study.values("standard")
+    assert values == {0: 80, 1: limit}
+    assert isinstance(values[1], Censored)
+
+
+def test_a_table_across_studies_has_the_medians_of_times(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    read_times(runs, "log-rank", standard=[160, 180, 200], fast=[60, 80, LIMIT], never=[LIMIT] * 3)
+    assert main([str(runs), "--across", "fake", "--reports", str(tmp_path)]) == 0
+    text = (tmp_path / "across.md").read_text("utf-8")
+    assert "| standard | 180 (3 of 3) | 2.00 |" in text
+    assert "| fast | 80 (2 of 3) | 1.00 |" in text
+    assert "| never | not reached (0 of 3) | 3.00 |" in text
+    assert "Kaplan-Meier median" in text
+
+
+def test_the_floor_of_a_time_has_whole_steps(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    read_times(runs, "log-rank", standard=[160, 180, 200], fast=[60, 80, LIMIT])
+    floor = FloorValues(
+        rule="guessing", split="test", conditions="c", values={"unsolved_steps": float(LIMIT)}
+    )
+    Floors(data="d", floors=[floor]).write(runs / "fake" / FILE)
+    folder = fake_study.report(tmp_path)
+    assert f"| floor: guessing | {LIMIT} |" in (folder / "table.md").read_text("utf-8")
+    assert f" {LIMIT} " in (folder / "table.txt").read_text("utf-8")
 
 
 def test_a_study_of_times_has_medians_counts_and_verdicts_without_a_mean(tmp_path: Path) -> None:

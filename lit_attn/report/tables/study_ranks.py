@@ -1,5 +1,6 @@
 """Tables across studies: values with mean ranks, and changes of leads from the first study."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +18,11 @@ from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.significance_base import Step
 from lit_attn.report.tables.columns import (
     NOTHING,
+    PRINTERS,
     choose_digits,
     format_difference,
     format_number,
     format_p,
-    format_spread,
     make_scale,
 )
 from lit_attn.report.tables.formats import (
@@ -74,17 +75,18 @@ def write_across(studies: Iterable[StudyRecord], reports: Path) -> Outcome:
     if not entries:
         raise ConfigError(f"{reports}: no study could be read; the warnings have the reasons")
     ranks = _rank_variants(entries)
-    means = pd.concat({entry.study.plan.study: entry.frame["mean"] for entry in entries}, axis=1)
-    table = _make_table(entries, ranks, list(means.index))
+    centers = {entry.study.plan.study: entry.frame["center"] for entry in entries}
+    values = pd.concat(centers, axis=1)
+    table = _make_table(entries, ranks, list(values.index))
     page = reports / "across.html"
-    _write_tables(table, means, page)
+    _write_tables(table, values, page)
     _write_page(table, entries, page)
     return Outcome([page], skipped)
 
 
-def _write_tables(table: Table, means: pd.DataFrame, page: Path) -> None:
-    """Write the table beside `page` as Markdown and LaTeX, and the means of all variants as CSV."""
-    write_atomic(page.with_suffix(".csv"), to_csv(means.rename_axis("variant").reset_index()))
+def _write_tables(table: Table, values: pd.DataFrame, page: Path) -> None:
+    """Write the table beside `page` as Markdown and LaTeX, and all means and medians as CSV."""
+    write_atomic(page.with_suffix(".csv"), to_csv(values.rename_axis("variant").reset_index()))
     for name, text in make_markdown_files(table, "across").items():
         write_atomic(page.parent / name, text)
     write_atomic(page.with_suffix(".tex"), to_latex(table, "across", "across.full.md"))
@@ -101,9 +103,10 @@ def _write_page(table: Table, entries: list[Entry], page: Path) -> None:
         images["across"] = combined.image
         for kind, content in combined.image.items():
             write_atomic(page.with_suffix(f".{kind}"), content)
-    changes = _make_changes_table(comparable)
-    if changes.rows:
-        tables.append(changes)
+    if comparable:
+        changes = _make_changes_table(comparable)
+        if changes.rows:
+            tables.append(changes)
     html = render_page(
         table.title.rstrip("."),
         [Section(figures=list(images), tables=tables)],
@@ -116,10 +119,16 @@ def _write_page(table: Table, entries: list[Entry], page: Path) -> None:
 
 
 def _select_comparable(entries: list[Entry]) -> list[Entry]:
-    """Return the studies with the first one's metric: differences in others have other units."""
-    first = entries[0].study.plan.metric
+    """Return the studies with means, and with the metric of the first of them.
+
+    Differences in other metrics have other units.
+    """
+    with_means = [entry for entry in entries if entry.study.test.has_means]
+    if not with_means:
+        return []
+    first = with_means[0].study.plan.metric
     comparable = []
-    for entry in entries:
+    for entry in with_means:
         metric = entry.study.plan.metric
         if (metric.label, metric.goal, metric.scale) == (first.label, first.goal, first.scale):
             comparable.append(entry)
@@ -180,6 +189,8 @@ def _describe_lead(lead: "pd.Series[float]", digits: int) -> str:
 
 def _combine_studies(entries: list[Entry]) -> Forest | None:
     """Return table and figure of the variants that two or more studies share, None without one."""
+    if not entries:
+        return None
     first = entries[0].study.plan.metric
     frames = {study.plan.study: frame for study, frame in entries}
     effects = forest.read_effects(frames)
@@ -200,33 +211,42 @@ def _find_labels(entries: list[Entry]) -> dict[str, str]:
 
 
 def _make_frame(study: StudyRecord) -> pd.DataFrame:
-    """Return the frame of variants with a column `text`: mean, spread, and missing seeds."""
-    frame = make_variant_frame(study, compare_variants(study)).set_index("variant")
-    digits = make_scale(frame).digits
+    """Return the frame of variants with the columns `center` and `text`.
+
+    The center is the mean, or the median of times until an event. The text has its spread, or the
+    number of runs with the event, and the missing seeds.
+    """
+    frame = make_variant_frame(study, compare_variants(study))
+    scale = make_scale(frame)
+    has_means = study.test.has_means
     texts = []
-    for mean, spread, n, planned in zip(
-        frame["mean"], frame["sd"], frame["n"], frame["planned"], strict=True
-    ):
-        text = format_spread(mean, spread, digits)
+    for record in frame.to_dict("records"):
+        text = PRINTERS["value"](record | {"test": study.test}, scale)
+        if not has_means and record["n"]:
+            text += f" ({PRINTERS['reached'](record, scale)})"
+        n, planned = record["n"], record["planned"]
         texts.append(text if n == planned else f"{text} ({n}/{planned})")
-    return frame.assign(text=texts)
+    center = frame["mean" if has_means else "median"]
+    return frame.assign(center=center, text=texts).set_index("variant")
 
 
 def _rank_variants(entries: list[Entry]) -> pd.DataFrame:
     """Return the rank of each variant with all planned seeds in every study, (variants, studies).
 
-    Rank 1 is the best mean.
+    Rank 1 is the best mean or median. A median that is not reached is worse than any other.
     """
     keys = {}
     for study, frame in entries:
         sign = -1 if study.plan.metric.goal == "max" else 1
-        complete = frame["mean"].where(frame["n"] == frame["planned"])
-        keys[study.plan.study] = (sign * complete).astype(float).map(round_number)
+        center = (sign * frame["center"]).astype(float).map(round_number)
+        if not study.test.has_means:
+            center = center.fillna(math.inf)
+        keys[study.plan.study] = center.where(frame["n"] == frame["planned"])
     return pd.concat(keys, axis=1).dropna().rank()
 
 
 def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) -> Table:
-    """Return one row for each variant: its means in all studies, and its mean rank."""
+    """Return one row for each variant: its mean or median in all studies, and its mean rank."""
     # A single variant has no rank.
     mean_ranks = ranks.mean(axis=1).to_dict() if len(ranks) > 1 else {}
     labels = _find_labels(entries)
@@ -251,7 +271,9 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
         test = " " + fill(
             SENTENCES["friedman"], p=format_p(p), alpha=stats.ALPHA, critical=critical
         )
-    table = named_table("across", rows, headings, complete=len(ranks), test=test)
+    has_medians = not all(entry.study.test.has_means for entry in entries)
+    medians = " " + SENTENCES["across_medians"] if has_medians else ""
+    table = named_table("across", rows, headings, complete=len(ranks), medians=medians, test=test)
     table.notes.extend(describe_origin(plan) for plan in plans)
     table.warnings.extend(warn_of_floors(entry.study for entry in entries))
     if len(entries) < FEW:
