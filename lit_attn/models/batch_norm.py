@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_reduce
 
 from lit_attn.attention.precision import wide
-from lit_attn.private_names.of_torch import BatchNormBase, InstanceNormBase
+from lit_attn.private_names.of_torch import BatchNormBase
 
 
 class Synchronised(BatchNormBase):
@@ -125,9 +125,9 @@ def synchronise_batch_norms(network: nn.Module) -> None:
 
 def _depends_on_batch(module: nn.Module) -> bool:
     """Return True if the training output or the buffers of `module` depend on the batch."""
-    if isinstance(module, InstanceNormBase):
+    if isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d):
         # Its output is that of single samples, but its running statistics are those of a batch.
         return module.running_mean is not None
     has_statistics = hasattr(module, "running_mean") or hasattr(module, "running_var")
     # A frozen batch norm has statistics, but no momentum with which they change.
-    return isinstance(module, BatchNormBase) or (has_statistics and hasattr(module, "momentum"))
+    return has_statistics and hasattr(module, "momentum")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_attn.attention.layer import TokenLayer
-from lit_attn.private_names.of_torch import NormBase, raise_compiler_limit
+from lit_attn.private_names.of_torch import raise_compiler_limit
 from lit_attn.schema.errors import ConfigError
 
 VARIANTS = 8
@@ -72,7 +72,7 @@ def require_recomputable(network: nn.Module, key: str) -> None:
     """Raise ConfigError, which begins with `key`, if a block cannot be computed twice in a step."""
     for block_name, block in find_blocks(network, key).items():
         for name, module in block.named_modules():
-            if isinstance(module, NormBase) and module.track_running_stats:
+            if getattr(module, "track_running_stats", False):
                 path = f"{block_name}.{name}" if name else block_name
                 raise ConfigError(
                     f"{key}: '{path}' ({type(module).__name__}) averages statistics over the steps,"

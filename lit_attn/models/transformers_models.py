@@ -13,7 +13,6 @@ from lit_attn.extras import require
 from lit_attn.models.base import require_one_size
 from lit_attn.models.external import ExternalModel, build_replaced
 from lit_attn.models.layers import Device
-from lit_attn.private_names.of_transformers import has_model
 from lit_attn.schema import errors
 from lit_attn.schema.base import consistency_check
 from lit_attn.schema.mistakes import first_line
@@ -92,7 +91,7 @@ def build_transformers(model: TransformersConfig, signature: Any, device: Device
         config_class = config_classes[architecture]
         # The defaults are ids of the tokenizer of published weights.
         values |= {"bos_token_id": None, "eos_token_id": None}
-    if not has_model(factory, config_class):
+    if config_class not in getattr(transformers, head.models):
         raise ValueError(f"transformers has no {factory.__name__} for '{config_class.model_type}'")
     config = make_config(model, config_class, values)
 
@@ -194,17 +193,24 @@ def call_causal(model: Any, tokens: Tensor) -> Any:
 
 
 class Head(NamedTuple):
-    """End of the name of a class of transformers, and the function that calls its models."""
+    """End of the name of a class of transformers, its table of models, and their call."""
 
     task: str
+    models: str
     call: Callable[..., Any]
 
 
 HEADS: dict[type[signatures.Signature], Head] = {
-    signatures.ImageSignature: Head("ImageClassification", call_images),
-    signatures.LabelledTokens: Head("SequenceClassification", call_labelled),
-    signatures.TaggedTokens: Head("TokenClassification", call_labelled),
-    signatures.CausalTokens: Head("CausalLM", call_causal),
+    signatures.ImageSignature: Head(
+        "ImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", call_images
+    ),
+    signatures.LabelledTokens: Head(
+        "SequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", call_labelled
+    ),
+    signatures.TaggedTokens: Head(
+        "TokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", call_labelled
+    ),
+    signatures.CausalTokens: Head("CausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING", call_causal),
 }
 """Head by the type of the signature."""
 

@@ -98,11 +98,6 @@ NAMES = [
         "a network that cannot be compiled would end the cell instead of training uncompiled",
     ),
     PrivateName(
-        "torch.UntypedStorage._cdata",
-        TORCH,
-        "two equal views of one tensor, without values, could not be told from two tensors",
-    ),
-    PrivateName(
         "torch.utils._python_dispatch.TorchDispatchMode",
         TORCH,
         "parameters that variants share would not start equal",
@@ -122,15 +117,7 @@ NAMES = [
     PrivateName(
         "torch.nn.modules.batchnorm._BatchNorm",
         TORCH,
-        "batch norms of a user's subclass would not be synchronised over processes",
-    ),
-    PrivateName(
-        "torch.nn.modules.batchnorm._NormBase",
-        TORCH,
-        "a network whose norms share statistics between processes would not be refused",
-    ),
-    PrivateName(
-        "torch.nn.modules.instancenorm._InstanceNorm", TORCH, "as _BatchNorm, for instance norms"
+        "batch norms over several devices would need a base of their own",
     ),
     PrivateName(
         "torch.nn.Module._forward_hooks",
@@ -140,13 +127,6 @@ NAMES = [
     PrivateName("torch.nn.Module._forward_pre_hooks", TORCH, "as _forward_hooks"),
     PrivateName("torch.nn.Module._backward_hooks", TORCH, "as _forward_hooks"),
     PrivateName("torch.nn.Module._backward_pre_hooks", TORCH, "as _forward_hooks"),
-    PrivateName(
-        "torch.nn.Module._parameters",
-        TORCH,
-        "attributes of a replaced layer that other code reads would be lost",
-    ),
-    PrivateName("torch.nn.Module._buffers", TORCH, "as _parameters"),
-    PrivateName("torch.nn.Module._modules", TORCH, "as _parameters"),
     PrivateName(
         "torch.utils.data.DataLoader._iterator",
         TORCH,
@@ -158,43 +138,10 @@ NAMES = [
         "as _iterator",
     ),
     PrivateName(
-        "torchvision.transforms.RandAugment._augmentation_space",
-        "0.29.2",
-        "the strengths of RandAugment would need a table of their own",
-    ),
-    PrivateName(
-        "lightning.fabric.utilities.logger._flatten_dict",
-        LIGHTNING,
-        "TensorBoard's HPARAMS tab would need code that flattens settings",
-    ),
-    PrivateName(
-        "lightning.fabric.utilities.logger._sanitize_params", LIGHTNING, "as _flatten_dict"
-    ),
-    PrivateName(
         "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector"
         "._restore_modules_and_callbacks",
         LIGHTNING,
         "a failure to write a checkpoint would set aside the one from which the cell continues",
-    ),
-    PrivateName(
-        "torchmetrics.Metric._update_count",
-        "1.9.0",
-        "the means of a resumed epoch would warn that they were never updated",
-    ),
-    PrivateName(
-        "torchmetrics.Metric._apply",
-        "1.9.0",
-        "metrics that are differences of large sums would lose digits in float32",
-    ),
-    PrivateName(
-        "torchmetrics.Metric._defaults",
-        "1.9.0",
-        "a batch of padding could not be removed from the states of a metric",
-    ),
-    PrivateName(
-        "torch.utils.tensorboard.SummaryWriter._get_file_writer",
-        TORCH,
-        "settings of cells would have one HPARAMS column each, and files the name of the machine",
     ),
     PrivateName(
         "tensorboard.summary.writer.event_file_writer.EventFileWriter._file_name",
@@ -205,11 +152,6 @@ NAMES = [
         "tensorboard.summary.writer.event_file_writer.EventFileWriter._general_file_writer",
         "2.21.0",
         "as _file_name",
-    ),
-    PrivateName(
-        "transformers.AutoModelForCausalLM._model_mapping",
-        "5.23.0",
-        "an architecture without a causal model would end with a long error of transformers",
     ),
     PrivateName(
         "transformers.PreTrainedConfig._attn_implementation",

@@ -1,9 +1,7 @@
 """Use of Lightning's private names; NAMES in lit_attn.private_names explains each."""
 
 import traceback
-from typing import Any
 
-from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 RESTORING = {
@@ -11,11 +9,6 @@ RESTORING = {
     _CheckpointConnector.restore_training_state.__code__,
 }
 """Code that restores a checkpoint; other methods of its class write one, or wait for all ranks."""
-
-
-def flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings as one level with the values that TensorBoard's HPARAMS tab takes."""
-    return _sanitize_params(_flatten_dict(settings))
 
 
 def is_raised_by_restoring(error: BaseException) -> bool:

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable, forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
-from torch.nn.modules.batchnorm import _NormBase as NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = [
     "BatchNormBase",
-    "InstanceNormBase",
-    "NormBase",
     "TorchDispatchMode",
     "tree_flatten",
     "tree_unflatten",
@@ -95,16 +91,6 @@ def has_hooks(module: nn.Module) -> bool:
         or len(module._backward_pre_hooks) > 0
         or len(module._backward_hooks) > 0
     )
-
-
-def list_members(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters, buffers and children of a module by name, also those that are None."""
-    return {**module._parameters, **module._buffers, **module._modules}
-
-
-def storage_id(storage: torch.UntypedStorage) -> int:
-    """Return a number of the storage that differs from those of all living ones, also fake ones."""
-    return storage._cdata
 
 
 def takes_generator(operation: Any) -> bool:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import AttentionSpec
-from lit_attn.private_names.of_torch import list_members
 from lit_attn.replace.projections import Projections, ScaledNorm, scale_queries
 
 LINEAR_CLASSES = {
@@ -230,13 +229,12 @@ def has_patched_forward(module: nn.Module) -> bool:
 
 def list_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the public attributes, parameters, buffers and children of `module` by name."""
-    attributes = dict(vars(module))
-    attributes |= list_members(module)
-    return {
-        name: value
-        for name, value in attributes.items()
-        if not name.startswith("_") and name not in MODULE_ATTRIBUTES
-    }
+    attributes = {}
+    for name in dir(module):
+        is_of_class = name not in vars(module) and hasattr(type(module), name)
+        if not name.startswith("_") and name not in MODULE_ATTRIBUTES and not is_of_class:
+            attributes[name] = getattr(module, name)
+    return attributes
 
 
 def read_config_keys(module_class: type) -> list[str]:

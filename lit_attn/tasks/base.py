@@ -23,7 +23,6 @@ from lit_attn.models.sharding import (
 from lit_attn.optim.averaging import WeightAverage, decay_of_mean
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.schedules import Rate
-from lit_attn.private_names.of_torchmetrics import mark_updated
 from lit_attn.schema.base import require_methods
 from lit_attn.tasks.exact_metrics import clear_states, compute, update, use_float64
 from lit_attn.tasks.late_losses import LateLosses
@@ -370,7 +369,7 @@ class TaskModule(OptimizedModule, ABC):
             for entry, value in checkpoint.get(f"train_{name}", {}).items():
                 restored = value if self.trainer.is_global_zero else torch.zeros_like(value)
                 setattr(mean, entry, restored.to(self.device))
-                mark_updated(mean)
+                mean.mark_updated()
 
     def _record(self, values: dict[str, float]) -> None:
         """Write values of the current step to the records and to all loggers at once."""

@@ -22,8 +22,6 @@ from torchmetrics.classification import (
     MulticlassSpecificity,
 )
 
-from lit_attn.private_names.of_torchmetrics import convert_states, default_states
-
 NOT_FINITE = "it is not finite on these samples, for example because all targets are equal"
 
 NEED_BOTH_LABELS = (MulticlassAUROC, MulticlassLogAUC)
@@ -52,7 +50,7 @@ def widen(value: Any) -> Any:
 def use_float64(metric: Metric | MetricCollection) -> None:
     """Keep the states of a metric in float64, also after a reset; counts stay integers."""
     # `Metric.set_dtype` would convert counts, too, and forget metrics in a metric.
-    convert_states(metric, widen)
+    metric.to(torch.float64)
 
 
 def update(metric: Metric | MetricCollection, arguments: Iterable[Any]) -> None:
@@ -170,7 +168,9 @@ def clear_states(metrics: nn.Module) -> None:
     for metric in metrics.modules():
         if not isinstance(metric, Metric):
             continue
-        for name, default in default_states(metric).items():
+        initial = metric.clone()
+        initial.reset()
+        for name, default in initial.metric_state.items():
             state = getattr(metric, name)
             if isinstance(state, list):
                 setattr(metric, name, [tensor[:0] for tensor in state])

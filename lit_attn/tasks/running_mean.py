@@ -1,9 +1,8 @@
 """Mean of values of training samples over an epoch, at little cost in each step."""
 
+import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
-
-from lit_attn.private_names.of_torchmetrics import mark_updated
 
 
 class RunningMean(MeanMetric):
@@ -20,7 +19,12 @@ class RunningMean(MeanMetric):
 
     def add(self, values: Tensor) -> None:
         """Add values of any shape."""
+        if not self.update_called:
+            self.mark_updated()
         self.mean_value.add_(values.to(self.mean_value.dtype).sum())
         self.weight.add_(values.numel())
-        if not self.update_called:
-            mark_updated(self)
+
+    def mark_updated(self) -> None:
+        """Let torchmetrics know that the states have values, which it would warn about."""
+        # An update without values counts as one and changes no state.
+        self.update(torch.empty(0))

@@ -19,8 +19,6 @@ from lit_attn.cells.inputs import collect_modules
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.models.sharding import READ_OUTSIDE, gather, gathered_weights, is_sharded
-from lit_attn.private_names.of_lightning import flatten_settings
-from lit_attn.private_names.of_tensorboard import add_summary
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import format_yaml
@@ -36,7 +34,7 @@ from lit_attn.training.compilation import is_compilation_failure, read_reason
 from lit_attn.training.diagnostics import DiagnosticsCallback
 from lit_attn.training.process_group import ProcessGroup
 from lit_attn.training.provenance import Provenance, code_hash, package_versions
-from lit_attn.training.recording import Console, MetricsFile, Progress
+from lit_attn.training.recording import Console, MetricsFile, Progress, flatten_settings
 from lit_attn.training.result import FinishedRun, Limits, UnitRecorder, make_result
 from lit_attn.training.step_values import StepValuesCallback
 from lit_attn.training.timing import make_clock
@@ -379,8 +377,9 @@ class Attempt:
         summaries = hparams(flatten_settings(settings), {})
         # The first summary lists the columns of this cell alone. Without it, TensorBoard's HPARAMS
         # tab has the columns of all cells, first those in which cells differ.
+        writer: Any = events.file_writer
         for summary in summaries[1:]:
-            add_summary(events, summary, result.steps)
+            writer.add_summary(summary, result.steps)
         if outputs.pictures is not None:
             write_pictures(outputs.pictures, self.folder / "pictures", events, result.steps)
         events.close()

@@ -105,6 +105,25 @@ def _remove_host_name(events: SummaryWriter) -> None:
     rename_events(events, path.with_name(".".join(words)))
 
 
+def flatten_settings(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by path, such as `model/attention/zz`, with values for HPARAMS.
+
+    TensorBoard's HPARAMS tab takes numbers and texts. A list of mappings has paths of its items.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            flat |= flatten_settings(value, f"{path}/")
+        elif isinstance(value, bool | int | float | str):
+            flat[path] = value
+        else:
+            flat[path] = str(value)
+    return flat
+
+
 class Console:
     """Printed losses and metric of each epoch, and a progress bar if stdout is a terminal."""
 

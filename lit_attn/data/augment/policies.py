@@ -20,10 +20,33 @@ from torch import Tensor
 
 from lit_attn.data.augment.base import Augmentation, ImageFormat
 from lit_attn.data.augment.operations import MATRICES, Pixels, operate
-from lit_attn.private_names.of_torchvision import randaugment_table
 
 # Operations whose factor is 1 plus or minus the magnitude.
 ENHANCEMENTS = ("Brightness", "Color", "Contrast", "Sharpness")
+
+LARGEST_MOVE = 150 / 331
+"""Largest translation, as a share of the image's size."""
+
+RANDAUGMENT = {
+    "Identity": (0.0, 0.0),
+    "ShearX": (0.0, 0.3),
+    "ShearY": (0.0, 0.3),
+    "TranslateX": (0.0, LARGEST_MOVE),
+    "TranslateY": (0.0, LARGEST_MOVE),
+    "Rotate": (0.0, 30.0),
+    "Brightness": (0.0, 0.9),
+    "Color": (0.0, 0.9),
+    "Contrast": (0.0, 0.9),
+    "Sharpness": (0.0, 0.9),
+    "Posterize": (8.0, 4.0),
+    "Solarize": (255.0, 0.0),
+    "AutoContrast": (0.0, 0.0),
+    "Equalize": (0.0, 0.0),
+}
+"""Weakest and strongest magnitude of torchvision's RandAugment by operation, in its order.
+
+Translations are shares of the image's size; Posterize keeps a number of bits.
+"""
 
 
 class Policy:
@@ -154,12 +177,14 @@ class RandAugment(Policy):
 
         Torchvision translates by whole pixels.
         """
-        table = randaugment_table(31, (size, size))
         strengths = {}
-        for name, (bins, _) in table.items():
-            strengths[name] = float(bins[magnitude] if bins.ndim else bins)
+        for name, (weakest, strongest) in RANDAUGMENT.items():
+            bins = torch.linspace(weakest, strongest, 31)
+            strengths[name] = float(bins[magnitude])
         for name in ("TranslateX", "TranslateY"):
-            strengths[name] = int(strengths[name])
+            bins = torch.linspace(0.0, LARGEST_MOVE * size, 31)
+            strengths[name] = int(bins[magnitude])
+        strengths["Posterize"] = round(strengths["Posterize"])
         return strengths
 
     def draw_places(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -175,7 +200,7 @@ class RandAugment(Policy):
 
 def _autoaugment_bin(name: str, index: int, size: int) -> float:
     """Return magnitude `index` of 0 (none) to 9 (strongest) for images of `size` pixels."""
-    shear, move = np.linspace(0, 0.3, 10), np.linspace(0, 150 / 331, 10) * size
+    shear, move = np.linspace(0, 0.3, 10), np.linspace(0, LARGEST_MOVE, 10) * size
     bins = {
         **{"ShearX": shear, "ShearY": shear, "TranslateX": move, "TranslateY": move},
         "Rotate": np.linspace(0, 30, 10),
