@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from lit_attn.report.statistics.significance_base import Step
 from lit_attn.report.tables.columns import (
     NOTHING,
     PRINTERS,
+    Record,
     choose_digits,
     format_difference,
     format_number,
@@ -220,7 +221,7 @@ def _make_frame(study: StudyRecord) -> pd.DataFrame:
     scale = make_scale(frame)
     has_means = study.test.has_means
     texts = []
-    for record in frame.to_dict("records"):
+    for record in cast("list[Record]", frame.to_dict("records")):
         text = PRINTERS["value"](record | {"test": study.test}, scale)
         if not has_means and record["n"]:
             text += f" ({PRINTERS['reached'](record, scale)})"
