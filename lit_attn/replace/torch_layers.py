@@ -156,4 +156,4 @@ def is_same(a: Tensor, b: Tensor) -> bool:
         return False
     # Tensors without values have no address that could be compared.
     is_one_storage = a.untyped_storage() is b.untyped_storage()
-    return is_one_storage and a.storage_offset() == b.storage_offset()
+    return is_one_storage and bool(a.storage_offset() == b.storage_offset())
