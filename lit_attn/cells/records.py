@@ -9,6 +9,7 @@ nothing else. CELL stands for runs/<study>/<variant>/<seed>-<identity>:
     runs/<study>/screening.json    Screening (lit_attn.cells.screening)
     runs/<study>/seals.json        Seals (lit_attn.cells.decisions)
     runs/<study>/looks.json        Looks (lit_attn.cells.decisions)
+    runs/<study>/samples.json      Samples (lit_attn.cells.samples)
     runs/<study>/origin.json       Origin
     CELL/result.json               Result, written last: it marks success
     CELL/attempts/<k>/exit.json    Exit

@@ -1,7 +1,9 @@
 """Generate text with a trained language model.
 
 RUN is the folder of a finished cell, runs/STUDY/VARIANT/SEED-IDENTITY. The text is printed token by
-token after the prompt. It ends after --tokens tokens or with the model's end-of-document token.
+token after the prompt. It ends after --tokens tokens or with the model's end-of-document token. For
+a study, runs/STUDY, the first finished cell of each variant writes a text. The texts are kept in
+samples.json beside its plan, and the next report shows them on its page.
 """
 
 import argparse
@@ -34,7 +36,9 @@ TOKENS = 200
 def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0, 2 for a wrong run or option, 130 interrupted, 141 without a reader."""
     is_terminal = sys.stdout.isatty()
-    for text in generate(_make_parser().parse_args(arguments)):
+    options = _make_parser().parse_args(arguments)
+    is_study = (options.run / "plan.json").exists()
+    for text in generate_each(options) if is_study else generate(options):
         # The weights may be those of somebody else.
         printed = escape_control(text) if is_terminal else text
         print(printed, end="", flush=True)
@@ -46,7 +50,7 @@ def _make_parser() -> OneLineParser:
     """Return the parser of the command's options."""
     parser = OneLineParser(program("generate"), page="own-text.md", description=__doc__)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a finished cell")
+    add("run", type=Path, metavar="RUN", help="folder of a finished cell, or of a study")
     add("--prompt", required=True, metavar="TEXT", help="beginning of the text")
     add(
         "--tokens",
@@ -101,6 +105,41 @@ def generate(options: argparse.Namespace) -> Iterator[str]:
     sampling = Sampling(options.temperature, options.top_k, options.seed)
     ids = continuation(network, prompt, count, signature.vocabulary, sampling)
     yield from decode_pieces(encoder, prompt, ids)
+
+
+def generate_each(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the name and the text of one finished cell of each variant; then write samples.json.
+
+    Raises ConfigError if the study has no finished cell, or if one of these cells is unusable.
+    """
+    # Imported here, because --help imports no pandas.
+    from lit_attn.cells.samples import FILE, Sample, Samples
+    from lit_attn.report.records.read import read_studies
+
+    folder = options.run.resolve()
+    (study,) = read_studies(folder.parent, [folder.name])
+    samples: list[Sample] = []
+    for variant in study.plan.variants:
+        cells = study.variant_cells(variant.name)
+        finished = [cell for cell in cells if cell.status == "done"]
+        if not finished:
+            continue
+        cell = finished[0]
+        if samples:
+            yield "\n\n"
+        yield f"== {variant.label or variant.name}, seed {cell.seed}\n"
+        of_cell = argparse.Namespace(**vars(options) | {"run": Path(cell.path)})
+        text = ""
+        for piece in generate(of_cell):
+            text += piece
+            yield piece
+        sample = Sample(variant=cell.variant, seed=cell.seed, identity=cell.identity, text=text)
+        samples.append(sample)
+    if not samples:
+        raise ConfigError(f"{options.run}: no cell of this study has a result yet")
+    Samples(
+        temperature=options.temperature, top_k=options.top_k, seed=options.seed, samples=samples
+    ).write(folder / FILE)
 
 
 def _read_signature(run: Path, cell: "Cell") -> "TokenStream":

@@ -1,5 +1,6 @@
 """`python -m lit_attn.generate` with tiny trained models; every mistake is one line."""
 
+import html
 import os
 import shutil
 import signal
@@ -14,10 +15,13 @@ from helpers.finished_cells import train_cell
 from helpers.training_cells import digits_cell, folder_of, text_cell
 
 from lit_attn.attention.spec import PRESETS
+from lit_attn.cells.records import Plan, PlannedCell, PlannedVariant
+from lit_attn.cells.samples import Samples
 from lit_attn.config.cell import Cell
 from lit_attn.data.text.tokenizers import END_OF_LINE, UNKNOWN, ByteEncoder, WordEncoder
 from lit_attn.hub.generate import decode_pieces, load_gpt, main
-from lit_attn.schema.errors import ConfigError
+from lit_attn.report import write_reports
+from lit_attn.schema.errors import ConfigError, escape_control
 from lit_attn.schema.yaml_text import format_yaml, parse_plain
 
 WORDS = "the cat sat on the mat\nthe dog ate the <unk>\n"
@@ -244,6 +248,42 @@ def test_help_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--top-k" in done.stdout
+
+
+@pytest.mark.process
+def test_each_variant_of_a_study_writes_a_text_that_its_page_shows(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One variant has two finished cells, and one has none."""
+    study = tmp_path / "runs" / "t"
+    text_of_v = output_of(capsys, run, "--prompt", "<b", "--tokens", "9").removesuffix("\n")
+    identity = Cell.read(run / "config.yaml").fingerprint
+    cells = []
+    for variant, seed in (("v", 0), ("v", 1), ("later", 0)):
+        path = f"{variant}/{seed}"
+        cells.append(PlannedCell(variant=variant, seed=seed, identity=identity, path=path))
+        if variant == "v":
+            shutil.copytree(run, study / path)
+    variants = [PlannedVariant(name="v", label="V & co"), PlannedVariant(name="later")]
+    metric = Cell.read(run / "config.yaml").metric
+    plan = {"study": "t", "title": "T", "baseline": "v", "metric": metric, "seeds": [0, 1]}
+    Plan.model_validate(plan | {"variants": variants, "cells": cells}).write(study / "plan.json")
+    printed = output_of(capsys, study, "--prompt", "<b", "--tokens", "9")
+    assert printed == f"== V & co, seed 0\n{text_of_v}\n"
+    (report,) = write_reports(tmp_path / "runs", tmp_path / "reports")
+    page = (report / "table.html").read_text()
+    assert "V &amp; co, seed 0</h3>" in page
+    assert f"<pre>{html.escape(escape_control(text_of_v), quote=False)}</pre>" in page
+    assert "temperature 1 and random seed 0" in page
+    # A cell that was trained again has not written this text.
+    fields = Samples.model_validate_json((study / "samples.json").read_text()).model_dump()
+    fields["samples"][0]["identity"] = "0" * 10
+    Samples.model_validate(fields).write(study / "samples.json")
+    write_reports(tmp_path / "runs", tmp_path / "reports")
+    assert "Generated text" not in (report / "table.html").read_text()
+    shutil.rmtree(study / "v")
+    message = error_of(capsys, study, "--prompt", "a")
+    assert message == f"{study}: no cell of this study has a result yet\n"
 
 
 def test_an_own_optimizer_needs_no_trust_and_no_import(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lit_attn.cells.samples import Sample
 from lit_attn.report.figures import drawing
 from lit_attn.report.tables.captions import shorten
 from lit_attn.report.tables.formats import TEMPLATES, Table, read_asset, read_text
@@ -25,7 +26,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Section:
-    """Part of a page: figures of FIGURES by name, then tables.
+    """Part of a page: figures of FIGURES by name, then tables, and texts with their caption.
 
     A part that `is_folded` shows its heading alone until a reader opens it.
     """
@@ -33,6 +34,8 @@ class Section:
     heading: str = ""
     figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    caption: str = ""
     is_folded: bool = False
 
 
@@ -75,7 +78,7 @@ def render_page(title: str, sections: list[Section], notes: list[str], **values:
     shown = []
     for section in sections:
         tables = [table for table in section.tables if table.rows]
-        if tables or section.figures:
+        if tables or section.figures or section.samples:
             shown.append(replace(section, tables=tables))
     entries = {"captions": captions, "figures": FIGURES, "title": title, "sections": shown}
     return TEMPLATES.get_template("page.html").render(entries | values, scripts=SCRIPTS)

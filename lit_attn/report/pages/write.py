@@ -43,7 +43,7 @@ from lit_attn.report.tables.terminal import FILE_SCREEN
 from lit_attn.report.verdicts.comparison import Comparisons, compare_variants
 from lit_attn.report.verdicts.floors import find_best_floor
 from lit_attn.report.verdicts.judge import judge_study
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, escape_control
 
 Files = dict[str, str | bytes]  # Contents by file name.
 Images = dict[str, dict[str, bytes]]  # SVG and PNG by name of a figure.
@@ -288,6 +288,7 @@ def _make_page(
         Section(figures=[name for name in drawn if name == FOREST_PLOT], tables=[without_warnings]),
         Section(figures=plain, tables=further),
         Section("Attention layers", attention),
+        _make_samples_section(study),
     ]
     setup = results.describe_setup(study.plan)
     verdict = describe_answer(judged, analysis.estimates)
@@ -313,3 +314,25 @@ def _make_page(
         images=images,
         verdict=verdict,
     )
+
+
+def _make_samples_section(study: StudyRecord) -> Section:
+    """Return the generated texts of the present cells, folded, with their variants' labels."""
+    if study.samples is None:
+        return Section()
+    present = {cell.identity for cell in study.cells if cell.status == "done"}
+    labels = {name: label for label, name in study.names.items()}
+    shown = []
+    for sample in study.samples.samples:
+        if sample.identity in present:
+            label = labels.get(sample.variant, sample.variant)
+            # Models of bytes can write control characters.
+            text = escape_control(sample.text)
+            shown.append(sample.model_copy(update={"variant": label, "text": text}))
+    caption = fill(
+        results.SENTENCES["samples"],
+        temperature=f"{study.samples.temperature:g}",
+        among=f", among the {study.samples.top_k} most likely tokens" * bool(study.samples.top_k),
+        seed=study.samples.seed,
+    )
+    return Section("Generated text", samples=shown, caption=caption, is_folded=True)

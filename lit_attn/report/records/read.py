@@ -12,6 +12,8 @@ from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import FILE as FLOORS_FILE
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.folder import read_cell, read_result
+from lit_attn.cells.samples import FILE as SAMPLES_FILE
+from lit_attn.cells.samples import Samples
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
 from lit_attn.files import require_folder
@@ -74,6 +76,7 @@ def _read_study(path: Path) -> StudyRecord:
     step_times = read_or_skip(records.StepTimes.read, folder, "step_times.json")
     looks = read_or_skip(decisions.Looks.read, folder, "looks.json")
     floors = read_or_skip(Floors.read, folder, FLOORS_FILE)
+    samples = read_or_skip(Samples.read, folder, SAMPLES_FILE)
     files = {
         "seals.json": seals,
         "tuning.json": tuning,
@@ -81,6 +84,7 @@ def _read_study(path: Path) -> StudyRecord:
         "step_times.json": step_times,
         "looks.json": looks,
         FLOORS_FILE: floors,
+        SAMPLES_FILE: samples,
     }
     unreadable = []
     for name, content in files.items():
@@ -95,6 +99,7 @@ def _read_study(path: Path) -> StudyRecord:
         step_times=step_times,
         looks=looks,
         floors=floors,
+        samples=samples,
         unreadable=unreadable,
         folder=folder,
         test=TESTS[plan.metric.pairs],

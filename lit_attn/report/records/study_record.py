@@ -15,6 +15,7 @@ import pandas as pd
 from lit_attn.cells import decisions, records
 from lit_attn.cells.floors import Floors
 from lit_attn.cells.rows import MetricRow, read_metrics
+from lit_attn.cells.samples import Samples
 from lit_attn.cells.screening import Screening
 from lit_attn.report.figures.drawing import MOST_PANELS
 from lit_attn.report.numbers import fill
@@ -103,6 +104,7 @@ class StudyRecord:
     step_times: records.StepTimes | None = None
     looks: decisions.Looks | None = None
     floors: Floors | None = None
+    samples: Samples | None = None
     unreadable: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
