@@ -166,9 +166,14 @@ def limit_memory(size: int) -> Iterator[Path]:
     root = CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
     limit = root / f"lit_attn-{os.getpid()}"
     name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
+    # Memory that leaks into swap would never reach the limit. Not every kernel counts swap.
+    swap_limits = {"memory.memsw.limit_in_bytes": size, "memory.swap.max": 0}
     try:
         limit.mkdir()
         (limit / name).write_text(str(size))
+        for swap_name, swap_size in swap_limits.items():
+            if (limit / swap_name).exists():
+                (limit / swap_name).write_text(str(swap_size))
     except OSError as error:
         with contextlib.suppress(OSError):
             limit.rmdir()
