@@ -228,9 +228,16 @@ def has_patched_forward(module: nn.Module) -> bool:
 
 
 def list_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the public attributes, parameters, buffers and children of `module` by name."""
+    """Return the public attributes, parameters, buffers and children of `module` by name.
+
+    They stand in the order in which the module has got them, and those that are None come last.
+    """
+    names = list(vars(module))
+    names += [name for name, _ in module.named_parameters(recurse=False)]
+    names += [name for name, _ in module.named_buffers(recurse=False)]
+    names += [name for name, _ in module.named_children()]
     attributes = {}
-    for name in dir(module):
+    for name in dict.fromkeys([*names, *dir(module)]):
         is_of_class = name not in vars(module) and hasattr(type(module), name)
         if not name.startswith("_") and name not in MODULE_ATTRIBUTES and not is_of_class:
             attributes[name] = getattr(module, name)
