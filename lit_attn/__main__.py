@@ -100,7 +100,8 @@ def _find_file(names: list[str]) -> Path:
     Raises ConfigError for a study in no file.
     """
     titles = read_study_titles()
-    every_study = [study for file in titles for study in titles[file]]
+    # A study in ./ablations.yaml can stand in the package's file, too.
+    every_study = dict.fromkeys(study for file in titles for study in titles[file])
     for name in names:
         errors.require("lit-attn: no file or study", name, every_study)
     for file, studies in titles.items():

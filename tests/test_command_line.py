@@ -16,6 +16,7 @@ from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.bench.__main__ import OPTIONS
 from lit_attn.config.overrides import spell_out_experiment
 from lit_attn.config.source import load
+from lit_attn.config.study import read_titles
 from lit_attn.data.text.ids import PREPARED
 from lit_attn.schema.errors import ConfigError, program
 from lit_attn.schema.yaml_text import Where
@@ -266,6 +267,16 @@ def test_a_name_is_a_study_of_this_folder_or_a_shipped_one(
     assert find_studies(["x", "other.yaml"]) == ["other.yaml", "--study", "x"]
     with pytest.raises(ConfigError, match=r"no file or study 'belif2-cifar100'; did you mean"):
         find_studies(["belif2-cifar100"])
+
+
+def test_a_study_of_two_files_is_suggested_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ablations.yaml").write_text("studies: {digits: {title: My own}}\n")
+    shipped_count = len(read_titles(ROOT / "ablations.yaml"))
+    with pytest.raises(ConfigError, match=rf"'b'; of {shipped_count} the nearest are "):
+        find_studies(["b"])
 
 
 def test_data_of_shipped_studies_is_in_the_working_directory(

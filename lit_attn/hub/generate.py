@@ -125,12 +125,13 @@ def generate_each(options: argparse.Namespace) -> Iterator[str]:
         if not finished:
             continue
         cell = finished[0]
-        if samples:
-            yield "\n\n"
-        yield f"== {variant.label or variant.name}, seed {cell.seed}\n"
         of_cell = argparse.Namespace(**vars(options) | {"run": Path(cell.path)})
-        text = ""
-        for piece in generate(of_cell):
+        pieces = generate(of_cell)
+        # It is the prompt; a cell that is unusable has none, and no heading.
+        text = next(pieces)
+        heading = f"== {variant.label or variant.name}, seed {cell.seed}\n"
+        yield "\n\n" * bool(samples) + heading + text
+        for piece in pieces:
             text += piece
             yield piece
         sample = Sample(variant=cell.variant, seed=cell.seed, identity=cell.identity, text=text)
