@@ -16,7 +16,11 @@ from lit_attn.report.verdicts.comparison import ALPHA
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "reports" / "evidence"
-SHIPPED = [ROOT / "ablations.yaml", ROOT / "experiments" / "probes" / "studies.yaml"]
+SHIPPED = [
+    ROOT / "ablations.yaml",
+    ROOT / "experiments" / "probes" / "studies.yaml",
+    ROOT / "experiments" / "shakespeare" / "studies.yaml",
+]
 """Files of studies that a CPU can train; p is corrected over the studies of each file."""
 
 WORDS: tuple[str, ...] = ("no", "one", "two", "three", "four", "five", "six")

@@ -1,12 +1,15 @@
 """Placeholders of probes: which mechanisms solve them, and after how many steps."""
 
 import json
+import math
+from collections import defaultdict
 
 from evidence_tables import (
     EVIDENCE,
     STAR,
     WORDS,
     find_row,
+    format_difference,
     format_number,
     has_star,
     placeholder,
@@ -105,3 +108,55 @@ def events(study: str, variant: str) -> str:
     """Return in how many of its seeds a variant solves the probe, as "two of eight"."""
     row = find_row(f"{study}/table.csv", variant=variant)
     return f"{WORDS[int(row['reached'])]} of {WORDS[int(row['n'])]}"
+
+
+@placeholder
+def order(probe: str, text: str, decimals: int = 2) -> str:
+    """Return the rank correlation of the mechanisms' means on a probe and on text.
+
+    Its 95 % interval is that of Bonett and Wright (2000). The baseline is no mechanism.
+    """
+    from scipy.stats import norm, spearmanr
+
+    on_probe, on_text = read_screening(probe), read_means(text)
+    names = list_common(probe, text)
+    correlation = spearmanr(
+        [on_probe[name] for name in names], [on_text[name] for name in names]
+    ).statistic
+    deviation = math.sqrt((1 + correlation**2 / 2) / (len(names) - 3))
+    reach = norm.ppf(0.975) * deviation
+    ends = [math.tanh(math.atanh(correlation) + sign * reach) for sign in (-1, 1)]
+    keys = ("difference", "low", "high")
+    values = (correlation, *ends)
+    row = {key: str(value) for key, value in zip(keys, values, strict=True)}
+    return format_difference(row, decimals)
+
+
+@placeholder
+def common(probe: str, text: str) -> str:
+    """Return the number of mechanisms that a probe and a text share."""
+    return WORDS[len(list_common(probe, text))]
+
+
+def list_common(probe: str, text: str) -> list[str]:
+    """Return the mechanisms that a probe and a text share."""
+    on_probe = read_screening(probe)
+    return [name for name in read_means(text) if name in on_probe and name != "standard"]
+
+
+def read_screening(study: str) -> dict[str, float]:
+    """Return the mean over the seeds of a screening by variant."""
+    record = json.loads((EVIDENCE / study / "screening.json").read_text("utf-8"))
+    means = {}
+    for screened in record["variants"]:
+        values = screened["by_seed"].values()
+        means[screened["variant"]] = sum(values) / len(values)
+    return means
+
+
+def read_means(study: str) -> dict[str, float]:
+    """Return the mean over seeds by variant."""
+    values = defaultdict(list)
+    for row in read_table(f"{study}/per_seed.csv"):
+        values[row["variant"]].append(float(row["value"]))
+    return {name: sum(of_seeds) / len(of_seeds) for name, of_seeds in values.items()}

@@ -13,7 +13,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import probe_tables  # noqa: F401 - its functions are placeholders
 from evidence_tables import (
     EVIDENCE,
     PLACEHOLDERS,
@@ -28,6 +27,7 @@ from evidence_tables import (
     placeholder,
     read_table,
 )
+from probe_tables import read_screening
 
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
@@ -220,12 +220,8 @@ def worst_mean(study: str, metric: str, decimals: int = 1) -> str:
 @placeholder
 def tied(study: str) -> str:
     """Return the variants that a screening dropped at the mean of one that it kept."""
-    record = json.loads((EVIDENCE / study / "screening.json").read_text("utf-8"))
     kept = {row["variant"] for row in read_table(f"{study}/per_seed.csv")}
-    means = {}
-    for screened in record["variants"]:
-        values = screened["by_seed"].values()
-        means[screened["variant"]] = sum(values) / len(values)
+    means = read_screening(study)
     baseline = read_studies(ROOT / "ablations.yaml")[study].study.baseline
     last = max(means[name] for name in kept if name != baseline)
     names = [name for name, value in means.items() if value == last and name not in kept]
