@@ -19,8 +19,10 @@ CONSTANTS = {
     "95": "level of an interval",
 }
 CONSTANTS |= {"57": "families of transformers (tests/models)"}
+CONSTANTS |= {"1.669": "loss of interpolated counts of four characters (docs/questions.md)"}
 EFFECTS = ("xsa", "others", "zz", "no-ffn", "dcmha")
 DEFAULT = "recall-product"
+TEXT = "shakespeare"
 
 
 def read_rows(path: str) -> list[dict[str, str]]:
@@ -63,6 +65,10 @@ def list_numbers() -> set[str]:
         numbers |= {f"{abs(float(effects[name][key])):.2f}" for key in keys}
         numbers.add(f"{float(effects[name]['p']):.3f}")
     numbers.add(str(len(effects)))
+    for row in read_rows(f"{TEXT}/table.csv"):
+        keys = ("difference", "low", "high") if row["difference"] else ("mean",)
+        numbers |= {f"{abs(float(row[key])):.3f}" for key in keys}
+    numbers.add(read_rows(f"{TEXT}/per_seed.csv")[0]["steps"])
     # The loss of guessing among the four values of a sequence, and the ends of all losses.
     numbers |= {f"{math.log(4):.2f}", "0", "1.8", str(count_minutes())}
     for end, device in (("smallest", "CPU"), ("largest", "CPU"), ("largest", "GPU")):
@@ -91,6 +97,13 @@ def test_the_effects_have_their_rows() -> None:
         shown = [float(number.replace("\u2212", "-")) for number in numbers]
         assert shown == pytest.approx(expected, abs=0.006), name
         assert float(p) == pytest.approx(float(effects[name]["p"]), abs=0.0006)
+
+
+def test_the_sentence_about_text_has_the_numbers_of_its_study() -> None:
+    prose = " ".join(README.split())
+    for row in read_rows(f"{TEXT}/table.csv"):
+        if row["difference"]:
+            assert write_results.gain(TEXT, row["variant"]) in prose, row["variant"]
 
 
 def test_the_counts_in_words_hold() -> None:
