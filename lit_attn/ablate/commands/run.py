@@ -1,6 +1,5 @@
 """Command `run`: train the missing cells of studies, or show what it would do."""
 
-import gc
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,7 @@ class Run(StudyCommand):
 
     def run(self, options: Namespace) -> int:
         """Run the cells, or do what --cost, --dry-run or --cancel ask for instead."""
-        # Imported here, because --help imports no PyTorch. Imports leave no garbage, and looking
-        # for some takes a tenth of the time of a dry run.
-        gc.disable()
+        # Imported here, because --help imports no PyTorch.
         from lit_attn.ablate.commands.studies import run_studies
 
-        gc.enable()
         return run_studies(options, self.target, lambda matrices: self.select(matrices, options))
