@@ -329,10 +329,13 @@ def _make_samples_section(study: StudyRecord) -> Section:
             # Models of bytes can write control characters.
             text = escape_control(sample.text)
             shown.append(sample.model_copy(update={"variant": label, "text": text}))
+    among = ""
+    if study.samples.top_k is not None:
+        among = f", among the {study.samples.top_k} most likely tokens,"
     caption = fill(
         results.SENTENCES["samples"],
         temperature=f"{study.samples.temperature:g}",
-        among=f", among the {study.samples.top_k} most likely tokens" * bool(study.samples.top_k),
+        among=among,
         seed=study.samples.seed,
     )
     return Section("Generated text", samples=shown, caption=caption, is_folded=True)
