@@ -180,9 +180,9 @@ class LiveDisplay(Display):
             self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_display() -> Display:
-    """Return a live table if the output is a terminal, else plain lines."""
-    return LiveDisplay() if sys.stdout.isatty() else Display(sys.stdout)
+def make_display(stream: TextIO) -> Display:
+    """Return a live table if the output is a terminal, else plain lines on `stream`."""
+    return LiveDisplay() if sys.stdout.isatty() else Display(stream)
 
 
 def open_notebook_display() -> Callable[[Callable[[], str]], None]:

@@ -8,7 +8,7 @@ import multiprocessing
 import sys
 from collections import Counter
 
-from lit_attn.ablate.display import Display, make_display
+from lit_attn.ablate.display import make_display
 from lit_attn.ablate.input_files import check_files
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.model_check import check_variants
@@ -286,7 +286,7 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
         samples = {}
         for cell in cells:
             samples[cell.kind] = Job(cell, folder / cell.kind)
-        display = make_display() if sys.stdout.isatty() else Display(sys.stderr)
+        display = make_display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():
             timing = Timing.read(job.folder / "timing.json")

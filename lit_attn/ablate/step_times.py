@@ -9,16 +9,18 @@ identities of the cells follow from it; --quiet-timing alone comes after the las
 import os
 import statistics
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
-from lit_attn.ablate.display import Display
+from lit_attn.ablate.display import make_display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.match import read_ratios
 from lit_attn.ablate.plan import Job, Matrix
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots
 from lit_attn.ablate.variants import Variant
+from lit_attn.cells.folder import Progress
 from lit_attn.cells.records import StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -43,7 +45,11 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
         missing = [v for v in matrix.written if v.name not in known and v is not matrix.baseline]
         if not missing:
             return
-        print(f"{matrix.name}: step times to measure: {len(missing)}", file=sys.stderr)
+        print(
+            f"{matrix.name}: measuring the step times of {len(missing)} variants and of the"
+            f" baseline, {ROUNDS} times {STEPS} steps of each in turn",
+            file=sys.stderr,
+        )
         seconds = _run_measurement(matrix, [matrix.baseline, *missing], slots)
         noisiest = max(seconds.variants, key=lambda entry: entry.spread)
         _store_step_times(matrix, seconds, is_noise_allowed=is_noise_allowed)
@@ -69,7 +75,8 @@ def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> S
         for number, variant in enumerate(variants):
             path = job.folder / "timed" / f"{number:04}" / "config.yaml"
             variant.cell(matrix.name, 0).write(path)
-        summary = Runner(launcher, slots, Display(sys.stderr)).run([job])
+        display = make_display(sys.stderr)
+        summary = Runner(launcher, slots, display).run([job])
         if summary.stopped_by is not None:
             raise SystemExit(128 + summary.stopped_by)
         if summary.failed:
@@ -94,6 +101,12 @@ def _store_step_times(matrix: Matrix, seconds: StepTimes, *, is_noise_allowed: b
     times.write(matrix.folder / "step_times.json")
 
 
+def _write_progress(folder: Path, done: int, total: int, seconds: float) -> None:
+    """Tell the runner's display how many trainings of a few steps have ended, after `seconds`."""
+    progress = Progress(step=done * STEPS, total=total * STEPS, step_time=seconds / done / STEPS)
+    progress.write(folder / "progress.json")
+
+
 def time_variants(folder: Path) -> None:
     """Train a few steps of each cell in `folder`/timed in turn and write step_times.json.
 
@@ -106,10 +119,15 @@ def time_variants(folder: Path) -> None:
     folders = sorted((folder / "timed").iterdir())
     cells = [at_final_image_size(Cell.read(path / "config.yaml")) for path in folders]
     rounds: list[list[float]] = []
+    limits = Limits(steps=STEPS, evaluation_batches=1)
+    start = time.monotonic()
     with join_process_group(cells[0].experiment.training.accelerator) as group:
         for _ in range(ROUNDS):
-            limits = Limits(steps=STEPS, evaluation_batches=1)
-            runs = [fit(*each, group, limits) for each in zip(cells, folders, strict=True)]
+            runs = []
+            for cell, cell_folder in zip(cells, folders, strict=True):
+                runs.append(fit(cell, cell_folder, group, limits))
+                fit_count = len(rounds) * len(cells) + len(runs)
+                _write_progress(folder, fit_count, ROUNDS * len(cells), time.monotonic() - start)
             rounds.append([run.result.step_time.median for run in runs if run is not None])
     if runs[0] is None:
         return

@@ -80,7 +80,7 @@ def test_seconds_are_written_as_minutes_and_hours() -> None:
 
 
 def test_simultaneous_events_share_one_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(make_display(), Display)
+    assert isinstance(make_display(sys.stdout), Display)
     display = Display(sys.stdout)
     state = snapshot(done=2, failed=1, waiting=[WAITING], running=[], slots=1)
     display.add_event("done a")

@@ -14,6 +14,7 @@ from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.ablate.step_times import measure_step_times, time_variants
 from lit_attn.ablate.variants import Variant
+from lit_attn.cells.folder import read_progress
 from lit_attn.cells.records import Plan, Result, StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
@@ -167,6 +168,9 @@ def test_the_measurement_trains_every_variant_in_each_round(
         variant.cell("tiny", 0).write(path)
     matrix.written[0].cell("tiny", 0).write(tmp_path / "cell" / "config.yaml")
     time_variants(tmp_path / "cell")
+    progress = read_progress(tmp_path / "cell")
+    assert progress is not None
+    assert progress.step == progress.total == 3 * 2 * step_times.STEPS
     times = StepTimes.model_validate_json((tmp_path / "cell" / "step_times.json").read_bytes())
     a, b = times.variants
     assert (a.ratio, a.spread) == (1.0, 0.0)

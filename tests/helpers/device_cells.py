@@ -189,7 +189,7 @@ def _main(root: Path) -> None:
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")
     for again in (jobs, [job for job in jobs if job.cell.variant == "stopped"]):
-        Runner(launcher, Slots([None] * 6), make_display()).run(again)
+        Runner(launcher, Slots([None] * 6), make_display(sys.stdout)).run(again)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -331,7 +332,7 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: Laun
         write_line(f"{slots.at_once(job.cell for job in missing)} at once")
         stall = options.stall_seconds
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
-        return Runner(launcher, slots, make_display(), stall, early.update).run(missing)
+        return Runner(launcher, slots, make_display(sys.stdout), stall, early.update).run(missing)
 
     return start
 
@@ -346,6 +347,6 @@ def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: Laun
         count = submit_missing(matrices, missing, cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
-        return Follower(matrices, make_display(), early.update).run(missing)
+        return Follower(matrices, make_display(sys.stdout), early.update).run(missing)
 
     return start
