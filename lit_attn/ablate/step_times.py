@@ -23,7 +23,7 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import Progress
 from lit_attn.cells.records import StepTimes, TimedVariant
 from lit_attn.config.cell import Cell
-from lit_attn.schema.errors import ConfigError
+from lit_attn.schema.errors import ConfigError, plural
 from lit_attn.temporary import temporary_folder
 from lit_attn.training.process_group import join_process_group
 
@@ -46,8 +46,8 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
         if not missing:
             return
         print(
-            f"{matrix.name}: measuring the step times of {len(missing)} variants and of the"
-            f" baseline, {ROUNDS} times {STEPS} steps of each in turn",
+            f"{matrix.name}: measuring the step times of {plural(len(missing), 'variant')} and of"
+            f" the baseline, {ROUNDS} times {STEPS} steps of each in turn",
             file=sys.stderr,
         )
         seconds = _run_measurement(matrix, [matrix.baseline, *missing], slots)

@@ -23,7 +23,7 @@ def test_every_printed_column_has_a_printer() -> None:
 )
 def test_the_seeds_needed_fit_the_verdict(decision: str, low: int, high: int, text: str) -> None:
     record = {"decision": decision, "seeds_low": low, "seeds_high": high, "level": 0.05}
-    record["test"] = OWN_TEST
+    record |= {"test": OWN_TEST, "is_below_floor": False}
     assert PRINTERS["seeds_needed"](record, Scale(2, "M", "M")) == text
 
 

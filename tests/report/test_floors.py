@@ -111,6 +111,23 @@ def test_a_verdict_names_a_baseline_below_its_floor(tmp_path: Path) -> None:
     assert describe_answer(judge_study(study)).startswith("fake: against standard, ")
 
 
+def test_no_variant_of_a_study_below_its_floor_is_called_better(tmp_path: Path) -> None:
+    effects = {"standard": 0.0, "belief2": 0.1}
+    folder = write_study(tmp_path / "runs", seeds=6, variants=effects)
+    verdicts = []
+    for accuracy in (0.1, 0.99):
+        write_floors(folder, neighbour=accuracy)
+        (study,) = read_studies(tmp_path / "runs")
+        judged = judge_study(study)
+        (variant,) = judged.variants
+        printed = (report(tmp_path) / "table.txt").read_text()
+        is_printed = " better " in printed.partition("---")[2].partition("Below its floor")[0]
+        verdicts.append((variant.verdict, judged.next.kind, is_printed, variant.is_significant))
+    assert verdicts == [("better", "none", True, True), ("undecided", "stop", False, True)]
+    assert "Add no seeds: train longer" in judged.next.text
+    assert variant.pairs_for_verdict is None
+
+
 def test_the_sentence_and_the_index_mark_a_study_below_its_floor(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", seeds=6)
     marks = []

@@ -161,7 +161,8 @@ def _test_error(record: Record, scale: Scale) -> str:
 
 def _needed(record: Record, _: Scale) -> str:
     low, high = record["seeds_low"], record["seeds_high"]
-    if pd.isna(low) or record["decision"] != "undecided":
+    # No number of seeds lifts the baseline above its floor.
+    if pd.isna(low) or record["decision"] != "undecided" or record["is_below_floor"]:
         return NOTHING
     # The verdict needs a star, which fewer seeds or runs cannot have.
     low = max(low, record["test"].find_fewest(record["level"]))

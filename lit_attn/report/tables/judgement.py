@@ -384,6 +384,8 @@ def _judge_effect(study: JudgedStudy, effect: Effect) -> Verdict:
     if effect.p > study.level or effect.difference == 0 or has_failed:
         return "undecided"
     is_better = (effect.difference > 0) == (study.metric.goal == "max")
+    if is_better and study.validity == "below-floor":
+        return "undecided"
     return "better" if is_better else "worse"
 
 

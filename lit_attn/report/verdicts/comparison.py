@@ -209,12 +209,19 @@ def _describe(
     return record
 
 
-def find_verdict(record: dict[str, Any], plan: Plan) -> str | None:
+def find_verdict(record: dict[str, Any], plan: Plan, *, is_below_floor: bool) -> str | None:
     """Return the verdict of a variant's numbers, None for the baseline and without pairs.
 
     A star decides between better and worse. With a margin the simultaneous interval must agree, or
-    shows that a variant is equivalent. Every other variant is undecided.
+    shows that a variant is equivalent. Every other variant is undecided. A variant is not called
+    better while the baseline is no better than a rule without attention.
     """
+    verdict = _find_tested_verdict(record, plan)
+    return "undecided" if verdict == "better" and is_below_floor else verdict
+
+
+def _find_tested_verdict(record: dict[str, Any], plan: Plan) -> str | None:
+    """Return the verdict of the test and the margin alone."""
     verdict = record.get("verdict")
     if verdict is not None and not pd.isna(verdict):
         return str(verdict)

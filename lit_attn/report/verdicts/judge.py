@@ -159,14 +159,17 @@ def judge_variant(
     record = comparisons.records[name]
     cells = study.variant_cells(name)
     pairs = record["pairs"]
+    is_below_floor = find_validity(study) == "below-floor"
     # A variant without pairs is undecided.
-    verdict = cast("Verdict", find_verdict(record, study.plan) or "undecided")
+    tested = find_verdict(record, study.plan, is_below_floor=is_below_floor)
+    verdict = cast("Verdict", tested or "undecided")
     needed = None
     forecast = None
-    if verdict == "undecided":
+    # No number of seeds lifts the baseline above its floor.
+    if verdict == "undecided" and not is_below_floor:
         needed = find_needed(study, name)
-    if verdict == "undecided" and not record["failed"]:
-        forecast = find_forecast(study, name, comparisons)
+        if not record["failed"]:
+            forecast = find_forecast(study, name, comparisons)
     criteria = {variant.name: variant.criterion for variant in study.plan.variants}
     return JudgedVariant(
         variant=name,

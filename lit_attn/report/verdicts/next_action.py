@@ -12,6 +12,7 @@ from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics.significance_base import MOST_RUNS
 from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.report.verdicts.evidence import list_unplanned, measure_cost
+from lit_attn.report.verdicts.floors import find_validity
 from lit_attn.schema.errors import plural, program
 
 MakeCommand = Callable[..., str | None]
@@ -33,6 +34,13 @@ def find_action(
     undecided = [variant for variant in variants if is_undecided(variant)]
     if not undecided:
         return make_action("none", "Every verdict is decided; nothing remains to run.")
+    names = [variant.variant for variant in undecided]
+    if find_validity(study) == "below-floor":
+        text = (
+            f"Add no seeds: train longer or with more data, until {study.plan.baseline} is better"
+            " than the floor. Until then no variant can be called better."
+        )
+        return make_action("stop", text, variants=names)
     if not study.test.has_seeds:
         valued = [variant for variant in undecided if variant.values.mean is not None]
         untested = [variant for variant in valued if variant.difference is None]
@@ -65,7 +73,7 @@ def find_action(
         f"Stop: {_name_all(undecided)} would stay undecided with {MOST_RUNS:,} seeds if the"
         " measured differences are the true ones."
     )
-    return make_action("stop", text, variants=[variant.variant for variant in undecided])
+    return make_action("stop", text, variants=names)
 
 
 def complete_plan(
