@@ -1,20 +1,38 @@
 """Learning-rate schedules: the configuration of each, and the rate as a function of the step."""
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from lit_attn.schema.base import Kind, Share
+from lit_attn.schema.base import Kind, Share, must_be
 
 Rate = Callable[[int], float]
 """Learning rate of optimiser step 0, 1, ...; a pure function, so a resumed cell needs no state."""
 
-Warmup = Annotated[float, Field(ge=0, description="length of the warm-up in epochs")]
+STEPS = re.compile(r"(\d+) steps?")
+"""Text of a length in steps."""
+
+Warmup = Annotated[
+    float | str,
+    must_be(
+        lambda length: STEPS.fullmatch(length) if isinstance(length, str) else length >= 0,
+        "epochs, as 0.5, or steps, as '200 steps'",
+    ),
+    Field(description="length of the warm-up in epochs, or in steps, as `200 steps`"),
+]
 Start = Annotated[float, Field(ge=0, description="learning rate at step 0, if there is a warm-up")]
 End = Annotated[float, Field(ge=0, description="learning rate after the last step")]
+
+
+def count_steps(warmup: float | str, steps_per_epoch: int) -> int:
+    """Return the steps of a warm-up, whose length is in epochs unless it says steps."""
+    if isinstance(warmup, str):
+        return int(warmup.split()[0])
+    return round(warmup * steps_per_epoch)
 
 
 class Schedule(Kind):
@@ -44,17 +62,21 @@ class Schedule(Kind):
         float(self.rate_at(0, 1.0, 10, ramp_epochs + 1))
 
     def ramps(self) -> dict[str, float]:
-        """Return the epochs that the parts of fixed length take, by key; no epochs are left out."""
+        """Return the epochs that the parts of fixed length take, by key.
+
+        A part of no epochs is left out, and so is a warm-up in steps, whose epochs depend on the
+        data.
+        """
         ramps = {}
         for name in ("warmup", "warmdown"):
             epochs = getattr(self, name, 0.0)
-            if epochs:
+            if epochs and not isinstance(epochs, str):
                 ramps[name] = epochs
         return ramps
 
     def rising_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the warm-up, after which the rate has its peak."""
-        return round(self.ramps().get("warmup", 0.0) * steps_per_epoch)
+        return count_steps(getattr(self, "warmup", 0.0), steps_per_epoch)
 
     def warn_of_steps(self, steps: int, steps_per_epoch: int) -> str | None:
         """Return a warning if a training of `steps` steps, not stretched, ends in the warm-up."""
@@ -93,7 +115,7 @@ class Cosine(Schedule, kind="cosine"):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = steps_per_epoch * epochs
-        warmup = round(self.warmup * steps_per_epoch)
+        warmup = count_steps(self.warmup, steps_per_epoch)
         if step < warmup:
             return self.start + (peak - self.start) * step / warmup
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -146,7 +168,7 @@ class OneCycle(Schedule, kind="one-cycle"):
         """Return the value of a step on the lines through `values`: first, peak and last."""
         first, peak, last = values
         total = steps_per_epoch * epochs
-        warmup = round(self.warmup * steps_per_epoch)
+        warmup = count_steps(self.warmup, steps_per_epoch)
         top = warmup - 1
         if step < top:
             return first + (peak - first) * step / top
@@ -200,7 +222,7 @@ class Trapezoid(Schedule, kind="trapezoid"):
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         total = epochs * steps_per_epoch
-        rising_steps = round(self.warmup * steps_per_epoch)
+        rising_steps = count_steps(self.warmup, steps_per_epoch)
         falling_steps = round(self.warmdown * steps_per_epoch)
         rise = (step + 1) / rising_steps if rising_steps else 1.0
         fall = max(0, total - step) / falling_steps if falling_steps else 1.0

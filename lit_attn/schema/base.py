@@ -40,8 +40,8 @@ WORDS = {
     "num_heads": "model.heads",
     "num_nodes": "slurm.nodes",
     "warmup_epochs": "schedule.warmup",
-    "warmup_iters": "schedule.warmup",
-    "warmup_steps": "schedule.warmup",
+    "warmup_iters": "schedule.warmup: N steps",
+    "warmup_steps": "schedule.warmup: N steps",
 }
 """Keys of an experiment by words of nanoGPT, timm and Lightning, which name no section."""
 

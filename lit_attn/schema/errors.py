@@ -5,6 +5,7 @@ import difflib
 import errno
 import functools
 import os
+import re
 import shlex
 import signal
 import sys
@@ -263,6 +264,10 @@ def explain(error: ValidationError, where: str) -> ConfigError:
     return ConfigError(f"{where}: {key}: {message}")
 
 
+TYPES = re.compile(r"(constrained-)?(bool|float|int|str)")
+"""Last key of pydantic's error about one of several types that a value can have."""
+
+
 def _choose_error(errors: Sequence[Any]) -> Any:
     """Return the first of pydantic's `errors`, or that of the names of a value that has both.
 
@@ -270,10 +275,13 @@ def _choose_error(errors: Sequence[Any]) -> Any:
     kind as the last key. A text was meant as a name.
     """
     first = errors[0]
+    *keys, kind = first["loc"] or ("",)
+    if TYPES.fullmatch(str(kind)):
+        first = {**first, "loc": tuple(keys)}
     for other in errors:
-        *keys, kind = other["loc"] or ("",)
+        *other_keys, kind = other["loc"] or ("",)
         is_of_names = str(kind).startswith("literal[")
-        if is_of_names and tuple(keys) == first["loc"][:-1]:
+        if is_of_names and other_keys == keys:
             meant = other if isinstance(other["input"], str) else first
             return {**meant, "loc": tuple(keys)}
     return first

@@ -30,7 +30,7 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("model", "block_size", "data.context"),
         ("model", "n_layer", "model.depth"),
         ("optimizer", "min_lr", "schedule.end"),
-        ("schedule", "warmup_steps", "schedule.warmup"),
+        ("schedule", "warmup_steps", "schedule.warmup: N steps"),
     ],
 )
 def test_a_word_of_another_program_is_answered_with_the_key(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import studies
+from pydantic import ValidationError
 
 from lit_attn.ablate import dry_run
 from lit_attn.ablate.plan import expand
@@ -18,6 +19,7 @@ from lit_attn.optim.schedules import (
     Schedule,
     Trapezoid,
 )
+from lit_attn.schema.errors import explain
 from lit_attn.training.first_step import find_mistake
 
 
@@ -108,6 +110,8 @@ def test_segmenters_polynomial_falls_from_the_first_step_to_its_floor() -> None:
         (Cosine(warmup=0.5), 5, 5),
         (Trapezoid(warmup=1), 10, 10),
         (OneCycle(warmup=1), 3, 10),
+        (OneCycle(warmup="12 steps"), 12, 12),
+        (Trapezoid(warmup="1 step"), 2, 0),
         (InverseSquareRoot(warmup_steps=100), 99, 100),
         (InverseSquareRoot(warmup_steps=100), 101, 0),
         (Cosine(), 1, 0),
@@ -122,6 +126,26 @@ def test_a_training_that_ends_in_the_warm_up_is_a_warning(
     warning = schedule.warn_of_steps(steps, 10)
     text = f"the training ends after {steps} steps and the warm-up takes {rising}, so the learning"
     assert warning is None if not rising else (warning or "").startswith(text)
+
+
+@pytest.mark.parametrize("kind", [Cosine, OneCycle, Trapezoid])
+def test_a_warm_up_in_steps_is_the_one_in_epochs(kind: type[Schedule]) -> None:
+    """An epoch has 8 steps."""
+    in_steps = kind.model_validate({"warmup": "12 steps"})
+    in_epochs = kind.model_validate({"warmup": 1.5})
+    steps, epochs = in_steps.rate(0.3, 8, 4), in_epochs.rate(0.3, 8, 4)
+    assert [steps(step) for step in range(32)] == [epochs(step) for step in range(32)]
+    assert in_steps.ramps() == {}
+
+
+@pytest.mark.parametrize("warmup", ["12", "1.5 steps", "-2 steps", "two steps", "steps", -1, [1]])
+def test_another_value_is_no_warm_up(warmup: object) -> None:
+    message = "schedule: warmup: needs epochs, as 0.5, or steps, as '200 steps'"
+    if isinstance(warmup, list):
+        message = "schedule: warmup: input should be a valid number, not [1]"
+    with pytest.raises(ValidationError) as caught:
+        Cosine.model_validate({"warmup": warmup})
+    assert str(explain(caught.value, "schedule")).startswith(message)
 
 
 def test_the_check_before_a_run_warns_once_of_max_steps_below_the_warm_up(tmp_path: Path) -> None:
