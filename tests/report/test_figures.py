@@ -207,7 +207,20 @@ def test_a_panel_has_at_most_four_bands(tmp_path: Path) -> None:
 def test_axes_of_a_metric_say_what_is_better(goal: str, arrow: str) -> None:
     figure = draw_costs(study({"base": [1.0, 1.1], "up": [2.0, 2.2]}, goal, flops=1e6))
     assert figure is not None
-    assert figure.axes[0].get_ylabel() == f"score, better {arrow}"
+    assert figure.axes[0].get_ylabel().split() == ["score,", "better", arrow]
+
+
+def test_a_long_label_of_a_vertical_axis_fits_the_figure() -> None:
+    record = study({"base": [1.0, 1.1], "up": [2.0, 2.2]}, "min", flops=1e6)
+    metric = record.plan.metric.model_copy(update={"label": "validation loss (nats per token)"})
+    plan = record.plan.model_copy(update={"metric": metric})
+    with appearance():
+        figure = draw_costs(StudyRecord(plan, record.cells))
+        assert figure is not None
+        figure.draw_without_rendering()
+    box = figure.axes[0].yaxis.label.get_window_extent()
+    assert figure.bbox.y0 <= box.y0
+    assert box.y1 <= figure.bbox.y1
 
 
 def test_names_of_a_product_keep_what_differs() -> None:
