@@ -120,7 +120,7 @@ class Metric(Record):
     margin: FiniteFloat | None = Field(None, gt=0)
     event: str = ""
     best: FiniteFloat | None = None
-    pairs: Literal["seed", "log-rank", "signs"] = "seed"
+    pairs: Literal["seed", "log-rank"] = "seed"
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

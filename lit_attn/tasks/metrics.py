@@ -331,7 +331,7 @@ class MetricChoice(Config):
         gt=0,
         description="largest difference that does not matter, in printed units; null: no test",
     )
-    pairs: Literal["seed", "log-rank", "signs"] | None = Field(
+    pairs: Literal["seed", "log-rank"] | None = Field(
         None,
         description="test: seed, sign flips of pairs of equal seeds, or log-rank, of times until an"
         " event; null: log-rank for such a time, seed for any other metric",

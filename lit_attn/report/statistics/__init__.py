@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Pairs = Literal["seed", "none", "log-rank", "signs"]
+Pairs = Literal["seed", "none", "log-rank"]
 """Values of `pairs`; each is a test of significance (lit_attn.report.statistics.significance)."""
 
 PAIRS: dict[Pairs, str] = {"seed": "the same seed is one pair", "none": "independent runs"}

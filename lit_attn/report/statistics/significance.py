@@ -222,38 +222,6 @@ class PairedSeeds(SignificanceTest):
         )
 
 
-class SignsOfPairs(PairedSeeds):
-    """The exact sign test: it counts the seeds that the variant wins, and not by how much."""
-
-    pairs: ClassVar[Pairs] = "signs"
-    name = "signs of paired differences"
-    words: ClassVar[Mapping[str, str]] = {
-        **PairedSeeds.words,
-        "test": "sign test",
-        "brief_test": "sign test",
-        "rank_test": "sign test with failed seeds",
-        "spreads": "",
-    }
-    share_words: ClassVar[Mapping[str, str]] = {}
-
-    def correct_rows(self, rows: Floats, draws: int = DRAWS) -> list[float]:
-        """Return the p of the joint sign flips of the signs of all rows."""
-        return stats.joint_sign_flip(np.sign(rows), draws)
-
-    def find_direction(self, sample: Sample) -> float:
-        """Return the won seeds minus the lost ones."""
-        return float(np.sign(sample[0]).sum())
-
-    def find_power(self, effect: float, sizes: list[int], comparisons: int, level: float) -> float:
-        """Return the power of the binomial test with Bonferroni's correction."""
-        from scipy.stats import binom, norm
-
-        count = sizes[0]
-        won = norm.cdf(effect * math.sqrt(2))
-        fewest = int(binom.isf(level / comparisons / 2, count, 0.5)) + 1
-        return float(binom.sf(fewest - 1, count, won) + binom.cdf(count - fewest, count, won))
-
-
 class IndependentRuns(SignificanceTest):
     """The permutation test of two groups of runs that share no seeds, with Welch's t."""
 
@@ -480,7 +448,7 @@ def _list_known(groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
 
 
 TESTS: dict[str, SignificanceTest] = {
-    test.pairs: test for test in (PairedSeeds(), SignsOfPairs(), IndependentRuns(), LogRank())
+    test.pairs: test for test in (PairedSeeds(), IndependentRuns(), LogRank())
 }
 """All tests by their value of `pairs`."""
 
