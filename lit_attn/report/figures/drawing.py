@@ -34,6 +34,9 @@ GREY = "#8a8a8a"
 WIDTH = 7.2  # Inches; a two-column page.
 LINE_HEIGHT = 0.17  # Inches; a line of a legend.
 LETTER_WIDTH = 0.07  # Inches.
+VERTICAL_CHARACTERS = (
+    28  # Characters in a line of a vertical label: two inches, as small panels have.
+)
 
 MOST_ROWS = 120  # Variants in a figure with a row for each variant.
 MOST_PANELS = 24  # Variants in a figure with a panel for each variant.
@@ -152,8 +155,14 @@ def assign_styles(plan: "Plan") -> dict[str, Style]:
 def name_axis(label: str, goal: str, is_vertical: bool = False) -> str:
     """Return the label of an axis of a metric with an arrow towards better values."""
     if is_vertical:
-        return f"{label}, {'better ↑' if goal == 'max' else 'better ↓'}"
+        return wrap_vertical(f"{label}, {'better ↑' if goal == 'max' else 'better ↓'}")
     return f"{label}, {'better →' if goal == 'max' else '← better'}"
+
+
+def wrap_vertical(label: str) -> str:
+    """Return the label of a vertical axis in lines that fit the height of a small figure."""
+    words = re.sub(" ([↑↓])", "\N{NO-BREAK SPACE}\\1", label)
+    return "\n".join(textwrap.wrap(words, VERTICAL_CHARACTERS, break_on_hyphens=False))
 
 
 def draw_panels(curves: dict[str, list[Curve]], x: str, y: str, key: Key) -> "Figure | None":
@@ -178,7 +187,7 @@ def draw_panels(curves: dict[str, list[Curve]], x: str, y: str, key: Key) -> "Fi
         panels[place - columns].tick_params(labelbottom=True)
     panels[0].locator_params(axis="x", nbins=4, integer=True)
     figure.supxlabel(x, fontsize=8)
-    figure.supylabel(y, fontsize=8)
+    figure.supylabel(wrap_vertical(y), fontsize=8)
     add_legend(figure, key)
     return figure
 

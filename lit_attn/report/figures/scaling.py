@@ -242,7 +242,7 @@ def draw_scaling(points: list[Point], plan: Plan) -> "Figure":
     for axis in ("x", "y"):
         drawing.use_log_scale(axes, axis)
     axes.set_xlabel("training FLOPs")
-    axes.set_ylabel(plan.metric.label)
+    axes.set_ylabel(drawing.wrap_vertical(plan.metric.label))
     drawing.add_legend(figure, key)
     return figure
 

@@ -115,7 +115,7 @@ def draw_tuning(
     if span > 0:
         low, high = grid[1][0].get_ylim()
         grid[1][0].set_ylim(max(low, -span), min(high, span))
-    grid[0][0].set_ylabel(tuning.select.label)
+    grid[0][0].set_ylabel(drawing.wrap_vertical(tuning.select.label))
     grid[1][0].set_ylabel(f"difference to {drawing.shorten(baseline, 20)}")
     drawing.add_legend(figure, key)
     return figure
