@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
@@ -50,14 +50,12 @@ class Segmentation(TaskModule):
         names += [f"IoU:{name}" for name in self.data.classes]
         return names
 
-    def compile_network(self) -> None:
-        """Compile the modules that mmsegmentation calls: the encoder and the decoder's layers.
+    def list_compiled(self) -> list[nn.Module]:
+        """Return the modules that mmsegmentation calls: the encoder and the decoder's layers.
 
         A head of mmsegmentation without attention has no layers and is not compiled.
         """
-        self.network.backbone.compile()
-        for layer in getattr(self.network.decode_head, "layers", []):
-            layer.compile()
+        return [self.network.backbone, *getattr(self.network.decode_head, "layers", [])]
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean over the labelled pixels of the batch on all devices together."""

@@ -170,9 +170,9 @@ class TaskModule(OptimizedModule, ABC):
         self.average = chosen.build(self.network)
         self._extend_metrics()
 
-    def compile_network(self) -> None:
-        """Compile the network as a whole with torch.compile."""
-        self.network.compile()
+    def list_compiled(self) -> list[nn.Module]:
+        """Return the modules that are compiled if blocks are not compiled alone."""
+        return [self.network]
 
     def configure_model(self) -> None:
         """Shard the network and its average if the strategy has a mesh of devices for that."""

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
@@ -35,13 +35,12 @@ class LanguageModelling(TaskModule):
         """Return the loss of equal probabilities for all ids."""
         return {"loss": math.log(self.data.signature.vocabulary)}
 
-    def compile_network(self) -> None:
-        """Compile the trunk of a GPT or another network as a whole.
+    def list_compiled(self) -> list[nn.Module]:
+        """Return the trunk of a GPT, or another network.
 
         The adaptive head of a GPT selects its computation by the targets, which does not compile.
         """
-        compiled = getattr(self.network, "trunk", self.network)
-        compiled.compile()
+        return [getattr(self.network, "trunk", self.network)]
 
     def loss(self, batch: Any) -> Tensor:
         return self.nll(batch).mean()

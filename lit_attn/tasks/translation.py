@@ -7,7 +7,7 @@ padding are IGNORED.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_attn.data.text.ids import IGNORED
@@ -44,10 +44,9 @@ class Translation(LanguageModelling):
         share = self.config.label_smoothing * vocabulary / (vocabulary - 1)
         return self.network.total_loss(source, inputs, targets, share) / mean.sum()
 
-    def compile_network(self) -> None:
-        """Compile the encoder and the decoder; the loss works in chunks, uncompiled."""
-        self.network.encoder.compile()
-        self.network.decoder.compile()
+    def list_compiled(self) -> list[nn.Module]:
+        """Return the encoder and the decoder; the loss works in chunks, uncompiled."""
+        return [self.network.encoder, self.network.decoder]
 
     def inputs(self, batch: Any) -> tuple[Any, ...]:
         source, inputs, *_ = batch

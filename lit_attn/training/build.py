@@ -58,7 +58,8 @@ def build(cell: Cell, device: torch.device, *, may_compile: bool = True) -> Part
         if training.is_compiled_by_block or is_mostly_blocks(network):
             compile_blocks(network)
         else:
-            task.compile_network()
+            for module in task.list_compiled():
+                module.compile()
     if training.compile == "step":
         task.step_graph = StepGraph(CudaRecorder, training.clip)
     if training.recompute == "blocks":

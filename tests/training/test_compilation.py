@@ -1,5 +1,6 @@
 """Choice of torch.compile by the device, and what follows a failed compilation."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,23 @@ def test_an_explicit_compilation_that_fails_ends_the_cell_in_one_line(tmp_path: 
         run_cell(folder)
     assert "\n" not in str(caught.value)
     assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("make_cell", "names"), [(digits_cell, ["VisionTransformer"]), (text_cell, ["Trunk"])], ids=["images", "text"]
+)
+def test_a_network_without_blocks_is_compiled_where_its_task_says(
+    make_cell: Callable[..., Cell], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def note(module: torch.nn.Module) -> None:
+        compiled.append(type(module).__name__)
+
+    monkeypatch.setattr(build, "is_mostly_blocks", lambda network: False)
+    monkeypatch.setattr(torch.nn.Module, "compile", note)
+    build.build(make_cell(training={"compile": "blocks"}), CPU)
+    assert compiled == names
 
 
 def test_an_error_of_the_network_is_no_failed_compilation() -> None:
