@@ -99,6 +99,10 @@ class Record(BaseModel):
         return record
 
 
+StudyPairs = Literal["seed", "log-rank"]
+"""Tests of significance that a study can choose (lit_attn.report.statistics.significance)."""
+
+
 class Metric(Record):
     """The metric that a study compares.
 
@@ -108,8 +112,7 @@ class Metric(Record):
     epoch. `margin` is the largest difference in printed units that does not matter: with it the
     report tests which variants are equivalent to the baseline. `event` names the event of a metric
     that is the time until it, in training steps; a run without it has all of its steps. `best` is
-    the best possible value in printed units. `pairs` is the test
-    (lit_attn.report.statistics.Pairs).
+    the best possible value in printed units. `pairs` is the test.
     """
 
     name: str
@@ -120,7 +123,7 @@ class Metric(Record):
     margin: FiniteFloat | None = Field(None, gt=0)
     event: str = ""
     best: FiniteFloat | None = None
-    pairs: Literal["seed", "log-rank"] = "seed"
+    pairs: StudyPairs = "seed"
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from lit_attn.cells.records import Metric
+from lit_attn.cells.records import Metric, StudyPairs
 from lit_attn.schema.base import Config, Kind
 from lit_attn.schema.errors import suggest
 from lit_attn.schema.mistakes import is_unexpected
@@ -331,7 +331,7 @@ class MetricChoice(Config):
         gt=0,
         description="largest difference that does not matter, in printed units; null: no test",
     )
-    pairs: Literal["seed", "log-rank"] | None = Field(
+    pairs: StudyPairs | None = Field(
         None,
         description="test: seed, sign flips of pairs of equal seeds, or log-rank, of times until an"
         " event; null: log-rank for such a time, seed for any other metric",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ from helpers import fake_study
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
+from lit_attn.cells.records import StudyPairs
 from lit_attn.judging.stream import count_runs
-from lit_attn.report.statistics import PAIRS, designs, stats
+from lit_attn.report.statistics import PAIRS, Pairs, designs, stats
 from lit_attn.report.statistics.significance import OWN_TEST, TESTS, PairedSeeds
 from lit_attn.report.statistics.significance_base import Rule, Sample, SignificanceTest
 from lit_attn.report.statistics.stats import DRAWS, Floats
@@ -30,6 +31,11 @@ def draw(test: SignificanceTest, count: int, effect: float, seed: int = 0) -> Sa
     generator = np.random.default_rng(seed)
     values, baseline = (dict(enumerate(generator.normal(size=count))) for _ in range(2))
     return test.make_sample({seed: value + effect for seed, value in values.items()}, baseline)
+
+
+def test_every_test_is_an_option() -> None:
+    """A study has one seed of every variant, so its runs are no independent ones."""
+    assert set(TESTS) == {*get_args(StudyPairs), "none"} == set(get_args(Pairs))
 
 
 @EVERY_TEST

@@ -177,6 +177,15 @@ def test_a_run_that_was_stopped_has_its_last_step_in_a_log_rank_test(
     assert isinstance(values[1], Censored)
 
 
+def test_every_test_without_means_gets_the_last_step_of_a_stopped_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records ask the test whether it has means, and not which test it is."""
+    monkeypatch.setitem(TESTS, "seed", TEST)
+    study = read_times(tmp_path, "seed", 120, standard=[80, LIMIT], other=[60, 100])
+    assert study.values("standard") == {0: 80, 1: 120}
+
+
 def test_a_table_across_studies_has_the_medians_of_times(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     read_times(runs, "log-rank", standard=[160, 180, 200], fast=[60, 80, LIMIT], never=[LIMIT] * 3)

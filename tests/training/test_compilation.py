@@ -97,7 +97,9 @@ def test_an_explicit_compilation_that_fails_ends_the_cell_in_one_line(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("make_cell", "names"), [(digits_cell, ["VisionTransformer"]), (text_cell, ["Trunk"])], ids=["images", "text"]
+    ("make_cell", "names"),
+    [(digits_cell, ["VisionTransformer"]), (text_cell, ["Trunk"])],
+    ids=["images", "text"],
 )
 def test_a_network_without_blocks_is_compiled_where_its_task_says(
     make_cell: Callable[..., Cell], names: list[str], monkeypatch: pytest.MonkeyPatch

@@ -178,10 +178,10 @@ def _read_cell(study: str, planned: records.PlannedCell, plan: records.Plan) -> 
         return record(f"without {metric.name}")
     value = result.metrics[metric.name] * metric.scale
     if metric.event and result.metrics[metric.name] >= result.steps:
-        # The metric is the number of all planned steps, which a mean needs as a limit. A log-rank
-        # test needs the last step, because `training.stop` can end a run before the limit.
-        is_log_rank = metric.pairs == "log-rank"
-        value = Censored(result.steps * metric.scale if is_log_rank else value)
+        # The metric is the number of all planned steps, which a mean needs as a limit. A median
+        # needs the last step, because `training.stop` can end a run before the limit.
+        has_means = TESTS[metric.pairs].has_means
+        value = Censored(value if has_means else result.steps * metric.scale)
     if not math.isfinite(value):
         LOG.warning("%s: %s times %g is not finite", path, metric.name, metric.scale)
         return record("unreadable")

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-Pairs = Literal["seed", "none", "log-rank"]
+from lit_attn.cells.records import StudyPairs
+
+Pairs = Literal[StudyPairs, "none"]
 """Values of `pairs`; each is a test of significance (lit_attn.report.statistics.significance)."""
 
 PAIRS: dict[Pairs, str] = {"seed": "the same seed is one pair", "none": "independent runs"}
