@@ -25,6 +25,7 @@ from lit_attn.files import one_at_a_time
 from lit_attn.papers.study_numbers import read_published
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import Mapping
+from lit_attn.tasks.metrics import list_events
 
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.
 
@@ -160,6 +161,7 @@ class Matrix:
             seeds=seeds,
             cells=self._plan_cells(seeds),
             trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
+            events=list_events(self.baseline.experiment),
             best_test_epoch=study.best_test_epoch,
             parity=self.parity,
             is_smoke=self.is_smoke,

@@ -206,6 +206,9 @@ class Plan(Record):
     trials: list[PlannedCell] = Field(
         [], description="cells of the search of `tune`, then those of the screening"
     )
+    events: dict[str, str] = Field(
+        {}, description="event of each metric that is a time until it, by the metric's name"
+    )
     best_test_epoch: bool = Field(False, description="True to show the best test epoch")
     parity: str = Field("", description="agreement with released code")
     is_smoke: bool = Field(False, description="True if every cell trains for one step only")

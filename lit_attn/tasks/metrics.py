@@ -437,3 +437,8 @@ def available(experiment: Measured) -> list[MetricInfo]:
         metrics.append(TOKENS)
     metrics.append(EVALUATION)
     return metrics
+
+
+def list_events(experiment: Measured) -> dict[str, str]:
+    """Return the event of each metric that is a time until it, by the full name of the metric."""
+    return {info.name: info.event for info in available(experiment) if info.event}

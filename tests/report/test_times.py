@@ -25,6 +25,7 @@ from lit_attn.report.records import read
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.times import Censored, count_events, find_median, find_scores
 from lit_attn.report.tables.judgement import draw_values
+from lit_attn.report.tables.results import make_metrics_table
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.evidence import describe_values
 from lit_attn.report.verdicts.judge import judge_study
@@ -195,6 +196,43 @@ def test_a_table_across_studies_has_the_medians_of_times(tmp_path: Path) -> None
     assert "| fast | 80 (2 of 3) | 1.00 |" in text
     assert "| never | not reached (0 of 3) | 3.00 |" in text
     assert "Kaplan-Meier median" in text
+
+
+def test_a_time_beside_the_metric_of_a_study_has_a_median(tmp_path: Path) -> None:
+    """A mean would take the limit of a run without the event for the time of one."""
+    times = {"standard": [160, 180, LIMIT], "never": [LIMIT] * 3}
+    folder = fake_study.write_study(
+        tmp_path / "runs",
+        variants=dict.fromkeys(times, 0.0),
+        seeds=3,
+        events={"test/unsolved_steps": "solved"},
+    )
+    for cell in Plan.load(folder / "plan.json").cells:
+        # The limit of a run that `training.stop` has ended is its last step.
+        steps = 170 if (cell.variant, cell.seed) == ("standard", 2) else LIMIT
+        metrics = {
+            "test/accuracy": 0.5,
+            "test/loss": 0.25,
+            "test/unsolved_steps": float(times[cell.variant][cell.seed]),
+        }
+        result = fake_study.result(cell, 0.5, metrics=metrics, steps=steps)
+        result.write(folder / cell.path / "result.json")
+    table = make_metrics_table(next(read.read_studies(tmp_path / "runs")))
+    assert table.headings == ["variant", "test/loss", "test/unsolved_steps"]
+    texts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    # At step 180 the run that had ended at 170 is no longer at risk.
+    assert texts["standard"] == ["0.2500 ± 0.0000", "180 (2 of 3)"]
+    assert texts["never"] == ["0.2500 ± 0.0000", "not reached (0 of 3)"]
+    assert "Kaplan-Meier median" in " ".join(table.notes)
+    page = fake_study.report(tmp_path) / "table.html"
+    assert "180 (2 of 3)" in page.read_text("utf-8")
+
+
+def test_a_plan_names_the_events_of_all_metrics() -> None:
+    source = read_studies(ROOT / "ablations.yaml")["recall-product"]
+    plan = expand(source, Path("runs")).plan()
+    assert plan.metric.event == ""
+    assert plan.events == dict.fromkeys(["val/unsolved_steps", "test/unsolved_steps"], "solved")
 
 
 def test_the_floor_of_a_time_has_whole_steps(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lit_attn.report.records.measurements import measure, measure_size, shorten_
 from lit_attn.report.records.skipped import LOG, describe_failure, read_or_skip
 from lit_attn.report.records.study_record import NEWER, CellRecord, StudyRecord
 from lit_attn.report.statistics.significance import TESTS
-from lit_attn.report.statistics.times import Censored
+from lit_attn.report.statistics.times import Censored, has_event
 from lit_attn.schema.errors import ConfigError, explain, require, suggest
 
 LARGEST_VALUE = 1e250
@@ -176,8 +176,9 @@ def _read_cell(study: str, planned: records.PlannedCell, plan: records.Plan) -> 
         return record("done", measurements=measure_size(result))
     if metric.name not in result.metrics:
         return record(f"without {metric.name}")
-    value = result.metrics[metric.name] * metric.scale
-    if metric.event and result.metrics[metric.name] >= result.steps:
+    recorded = result.metrics[metric.name]
+    value = recorded * metric.scale
+    if metric.event and not has_event(recorded, result.steps):
         # The metric is the number of all planned steps, which a mean needs as a limit. A median
         # needs the last step, because `training.stop` can end a run before the limit.
         has_means = TESTS[metric.pairs].has_means

@@ -19,6 +19,14 @@ class Censored(float):
     """Time at which a run ended without the event."""
 
 
+def has_event(time: float, steps: float) -> bool:
+    """Return True if a run of `steps` steps had the event of a recorded time.
+
+    A run without the event records all of its planned steps.
+    """
+    return time < steps
+
+
 def count_events(values: Iterable[float]) -> int:
     """Return the number of runs with the event."""
     return sum(not isinstance(value, Censored) for value in values)

@@ -125,9 +125,7 @@ def _value(record: Record, scale: Scale) -> str:
     """Print mean and standard deviation, or the median of times until an event."""
     if record["test"].has_means:
         return format_spread(record["mean"], record["sd"], scale.digits)
-    if pd.isna(record["median"]):
-        return NOT_REACHED if record["n"] else NOTHING
-    return format_number(record["median"], "g")
+    return format_median(record["median"], record["n"])
 
 
 def _reached(record: Record, _: Scale) -> str:
@@ -238,6 +236,13 @@ def format_spread(mean: Any, spread: Any, digits: int) -> str:
     if pd.isna(mean) or pd.isna(spread):
         return text
     return f"{text} ± {format_number(spread, f'.{digits}f')}"
+
+
+def format_median(median: Any, n: int) -> str:
+    """Return the median of `n` times until an event, which can be out of reach."""
+    if pd.isna(median):
+        return NOT_REACHED if n else NOTHING
+    return format_number(median, "g")
 
 
 def format_seeds(seeds: list[int]) -> str:

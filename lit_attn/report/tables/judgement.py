@@ -15,9 +15,9 @@ from lit_attn.report.answers.judged import (
 from lit_attn.report.numbers import DIGITS, write_number
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.tables.columns import (
-    NOT_REACHED,
     NOTHING,
     format_difference,
+    format_median,
     format_number,
     format_p,
 )
@@ -232,11 +232,10 @@ def draw_values(values: Values, form: str) -> str:
     """
     if values.events is None:
         return _draw_spread(values, form)
-    center = _draw_spread(values, form)
-    if values.median is not None:
-        center = write_number(values.median, "g")
-    elif values.mean is None and values.n:
-        center = NOT_REACHED
+    if values.mean is None:
+        center = format_median(values.median, values.n)
+    else:
+        center = _draw_spread(values, form)
     return f"{center} ({values.events} of {values.n})"
 
 

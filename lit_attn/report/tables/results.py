@@ -15,6 +15,7 @@ from lit_attn.report.records.study_record import BUSY, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.designs import EFFECT
+from lit_attn.report.statistics.times import Censored, count_events, find_median, has_event
 from lit_attn.report.tables import brief, columns
 from lit_attn.report.tables.brief import choose_places
 from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
@@ -229,9 +230,10 @@ def _describe_time_faults(study: StudyRecord) -> str:
 def make_metrics_table(study: StudyRecord) -> Table:
     """Return the means of the split's other metrics, for the same weights as the study's metric.
 
-    The IoU of each class has a table of its own.
+    A time until an event has its median. The IoU of each class has a table of its own.
     """
     metric = study.plan.metric
+    events = study.plan.events
     cells = study.finished_cells()
     # Other weights of the split, and the classes, are left out.
     pattern = re.compile(f"{re.escape(_metric_prefix(metric))}(?!averaged-|IoU:)")
@@ -240,14 +242,32 @@ def make_metrics_table(study: StudyRecord) -> Table:
     names = [name for name in recorded if pattern.match(name) and name != shown]
     if not names:
         return named_table("metrics", [])
+    headings = [name.removeprefix("metric ") for name in names]
     rows = []
     for variant in dict.fromkeys(cell.variant for cell in cells):
         row = [Cell(variant)]
-        for name in names:
-            values = pd.Series(study.measurements(name, variant), dtype=float)
-            row.append(Cell(columns.format_spread(values.mean(), values.std(), 4)))
+        for name, heading in zip(names, headings, strict=True):
+            if heading in events:
+                row.append(Cell(_print_times(study, name, variant)))
+            else:
+                values = pd.Series(study.measurements(name, variant), dtype=float)
+                row.append(Cell(columns.format_spread(values.mean(), values.std(), 4)))
         rows.append(row)
-    return named_table("metrics", rows, [name.removeprefix("metric ") for name in names])
+    table = named_table("metrics", rows, headings)
+    if any(heading in events for heading in headings):
+        table.notes.append(SENTENCES["medians"])
+    return table
+
+
+def _print_times(study: StudyRecord, name: str, variant: str) -> str:
+    """Return the median of a measured time until an event, and its runs, as "160 (11 of 12)"."""
+    times = []
+    for cell in study.finished_cells(variant):
+        time, steps = cell.measurements.get(name), cell.measurements["steps"]
+        if time is not None:
+            times.append(time if has_event(time, steps) else Censored(steps))
+    median = columns.format_median(find_median(times), len(times))
+    return f"{median} ({count_events(times)} of {len(times)})"
 
 
 def _metric_prefix(metric: Metric) -> str:

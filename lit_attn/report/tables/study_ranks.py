@@ -273,7 +273,7 @@ def _make_table(entries: list[Entry], ranks: pd.DataFrame, variants: list[str]) 
             SENTENCES["friedman"], p=format_p(p), alpha=stats.ALPHA, critical=critical
         )
     has_medians = not all(entry.study.test.has_means for entry in entries)
-    medians = " " + SENTENCES["across_medians"] if has_medians else ""
+    medians = " " + SENTENCES["medians"] if has_medians else ""
     table = named_table("across", rows, headings, complete=len(ranks), medians=medians, test=test)
     table.notes.extend(describe_origin(plan) for plan in plans)
     table.warnings.extend(warn_of_floors(entry.study for entry in entries))
