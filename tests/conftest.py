@@ -33,7 +33,7 @@ def no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Folders with thousands of short tests.
-QUICK_FOLDERS = {"attention", "models"}
+QUICK_FOLDERS = {"attention", "models", "replace"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

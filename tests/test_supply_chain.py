@@ -11,7 +11,7 @@ import torch
 from helpers.paths import ROOT
 
 import lit_attn
-from lit_attn.models.timm_models import create_timm
+from lit_attn.replace.timm_models import create_timm
 
 SOURCES = [*Path(lit_attn.__file__).parent.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
 SOURCES += (ROOT / "docs" / "generators").rglob("*.py")

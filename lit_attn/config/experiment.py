@@ -23,7 +23,7 @@ from lit_attn.signatures import Signature
 from lit_attn.tasks.metrics import AddedMetric, MetricChoice
 from lit_attn.tasks.task import CrossEntropyLoss, ImageClassificationConfig, Loss, Task
 
-PACKAGES = ("data", "models", "optim", "segmentation")
+PACKAGES = ("data", "models", "optim", "replace", "segmentation")
 """Packages whose constant MEMBERS names the modules that register members of the families."""
 
 

@@ -4,12 +4,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import nn
 
+from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.layer_spec import MixerConfig
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models.layers import Device
@@ -48,6 +49,13 @@ def ffn_field(width: int, activation: str = "gelu") -> Any:
     return Field(default, description=FFN_MEANING)
 
 
+class LayerCount(NamedTuple):
+    """Number of attention layers of a network, and how many of them are of this package."""
+
+    replaced: int
+    total: int
+
+
 class Model(Kind):
     """Family of the models: networks with attention layers.
 
@@ -60,6 +68,9 @@ class Model(Kind):
 
     activations: ClassVar[tuple[str, ...]] = ("gelu",)
     """Activations that the FFN can have."""
+
+    has_own_network: ClassVar[bool] = False
+    """True if a user has written the network: smoke tries whether its tokens see later ones."""
 
     attention: AttentionSpec = Field(AttentionSpec(), description="attention layer of every block")
     ffn: HiddenWidth | None = Field(description=FFN_MEANING)
@@ -83,6 +94,17 @@ class Model(Kind):
         path = getattr(self, "checkpoint", None)
         if isinstance(path, Path) and not path.is_file():
             raise ConfigError(f"model.checkpoint: no file {path}")
+
+    def count_layers(self, network: nn.Module) -> LayerCount:
+        """Count the attention layers of `network`, which `build` has returned."""
+        inside: set[nn.Module] = set()
+        count = 0
+        for module in network.modules():
+            if isinstance(module, TokenLayer) and module not in inside:
+                count += 1
+                # A layer of a user can contain layers of this package.
+                inside.update(module.modules())
+        return LayerCount(count, count)
 
     def exempt_parameters(self) -> tuple[str, ...]:
         """Return the parameters that `decay: weights` exempts and that earlier versions decayed.

@@ -17,8 +17,7 @@ from lit_attn.attention.cache import count_bytes
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.mixer import TokenMixer, declared_flops
 from lit_attn.data.base import Data
-from lit_attn.models.base import Model
-from lit_attn.replace import LayerCount, count_layers
+from lit_attn.models.base import LayerCount, Model
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import find_user_line
 from lit_attn.signatures import Signature
@@ -83,7 +82,7 @@ def describe(model: Model, data: Data) -> Budget:
     """
     network = build(model, data, "meta").eval()
     parameters = count(network)
-    layers = count_layers(network, getattr(model, "adapters", None))
+    layers = model.count_layers(network)
     # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
     network.requires_grad_(False)
     signature = data.signature()
@@ -118,7 +117,7 @@ def _count_layers(member: type[Model], text: str, signature: Any) -> LayerCount:
     model = member.model_validate_json(text)
     with model_errors(), torch.device("meta"):
         network = model.build(signature, "meta")
-    return count_layers(network, getattr(model, "adapters", None))
+    return model.count_layers(network)
 
 
 def _find_width(model: Model, data: Data, parameters: int) -> int | None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from lit_attn.data.base import Data
 from lit_attn.models import factory
 from lit_attn.models.base import Model
-from lit_attn.models.external import ModuleConfig
 from lit_attn.models.trial_checks import Region, Trial, add_noise, differ, name_class
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import find_class_line
@@ -40,8 +39,7 @@ def try_network(model: Model, data: Data, device: torch.device) -> None:
     A network that cannot be called is not refused here: its first step says why.
     """
     signature = data.signature()
-    is_own = isinstance(model, ModuleConfig)
-    is_own |= not type(model).__module__.startswith(f"{PACKAGE.name}.")
+    is_own = model.has_own_network or not type(model).__module__.startswith(f"{PACKAGE.name}.")
     if not (is_own and signature.is_ordered and isinstance(signature, TokenSignature)):
         return
     devices = [device] if device.type == "cuda" else []

@@ -15,6 +15,7 @@ from torch import nn
 
 from lit_attn.attention.layer import TokenLayer
 from lit_attn.attention.spec import AttentionSpec
+from lit_attn.models.base import LayerCount
 from lit_attn.replace import (
     mmseg_layers,
     timm_biases,
@@ -166,13 +167,6 @@ def find_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = No
             layers[module] = layer
             inside.update(module.modules())
     return list(layers.values())
-
-
-class LayerCount(NamedTuple):
-    """Number of attention layers of a model, and how many of them are of this package."""
-
-    replaced: int
-    total: int
 
 
 def count_layers(model: nn.Module, adapters: dict[str, AdapterChoice] | None = None) -> LayerCount:

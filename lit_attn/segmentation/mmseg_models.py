@@ -19,9 +19,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from lit_attn.extras import require, require_mmseg
-from lit_attn.models.external import ExternalModel, build_replaced
-from lit_attn.models.ffn_resize import CHANNELS, INPUTS, OUTPUTS, resize_layer
 from lit_attn.models.layers import Device
+from lit_attn.replace.external import ExternalModel, build_replaced
+from lit_attn.replace.ffn_resize import CHANNELS, INPUTS, OUTPUTS, resize_layer
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError, key_error
 from lit_attn.schema.own_classes import import_class

@@ -28,8 +28,8 @@ from lit_attn.attention.spec import AttentionSpec
 from lit_attn.models import vit
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_name, copy_projections
-from lit_attn.models.timm_models import create_timm
 from lit_attn.models.vit import ImageViTConfig, Transformer
+from lit_attn.replace.timm_models import create_timm
 from lit_attn.schema.errors import explain
 from lit_attn.segmentation.label_masks import IGNORED
 from lit_attn.segmentation.mmseg_preprocessor import Preprocessor

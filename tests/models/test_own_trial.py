@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lit_attn.attention.parts import Part
 from lit_attn.attention.spec import PRESETS, AttentionSpec
-from lit_attn.models.external import ModuleConfig
 from lit_attn.models.network_trial import try_network
 from lit_attn.models.own_trial import PartsTrial, Use, try_use
+from lit_attn.replace.external import ModuleConfig
 from lit_attn.schema import plugins
 from lit_attn.schema.base import Kind
 from lit_attn.schema.errors import ConfigError

@@ -13,13 +13,12 @@ from lit_attn.extras import require_mmseg
 from lit_attn.models import (
     columns,
     language,
-    timm_models,
-    transformers_models,
     translation,
     vit,
 )
 from lit_attn.models.base import Model
-from lit_attn.models.external import ExternalModel
+from lit_attn.replace import timm_models, transformers_models
+from lit_attn.replace.external import ExternalModel
 from lit_attn.segmentation import segmenter_config
 
 # Importing these modules registers the kinds of models.

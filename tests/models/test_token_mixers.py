@@ -23,6 +23,7 @@ from lit_attn.models.translation import EncoderDecoderConfig
 from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import replace_attention
 from lit_attn.schema.errors import ConfigError
+from lit_attn.signatures import ImageLabels
 
 SIZES: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "ffn": FFN(width=24)}
 
@@ -174,6 +175,18 @@ class Declared(Averages):
 
     def flops(self, tokens: int) -> int:
         return 1000 * tokens
+
+
+class Wrapped(nn.Module):
+    """Layer of a user that contains a layer of this package."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.layer = attn_layer("standard")(dim, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        return output
 
 
 def mixer(name: str = "Averages", **arguments: Any) -> dict[str, Any]:
@@ -353,6 +366,13 @@ def test_flops_are_counted_or_declared(tmp_path: Path) -> None:
     assert declared.parameters == counted.parameters
     assert declared.flops == counted.flops - products + 1000 * tokens
     assert declared_step == counted_step + 64 * 3 * (1000 * tokens - products)
+
+
+@pytest.mark.parametrize("attention", ["belief2", mixer(), mixer("Wrapped")])
+def test_each_layer_of_a_network_counts_once(attention: Any) -> None:
+    model = ViTConfig(**SIZES, patch=4, attention=spec_of(attention))
+    network = model.build(ImageLabels((1, 8, 8), 10), "meta")
+    assert model.count_layers(network) == (2, 2)
 
 
 def test_a_study_refuses_the_layer_before_the_first_cell(tmp_path: Path) -> None:

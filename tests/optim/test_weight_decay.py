@@ -155,7 +155,7 @@ def test_declarations_of_submodules_and_of_timm_are_respected() -> None:
 
 def test_positions_of_transformers_do_not_decay() -> None:
     transformers = pytest.importorskip("transformers")
-    from lit_attn.models.transformers_models import Logits
+    from lit_attn.replace.transformers_models import Logits
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 24, "vocab_size": 20}

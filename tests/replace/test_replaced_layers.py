@@ -18,11 +18,11 @@ from lit_attn.__main__ import main
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
-from lit_attn.models.external import ModuleConfig
-from lit_attn.models.timm_models import TimmConfig, build_timm
-from lit_attn.models.transformers_models import TransformersConfig
 from lit_attn.replace import ADAPTERS, Adapter, Projections
+from lit_attn.replace.external import ModuleConfig
 from lit_attn.replace.search import count_layers
+from lit_attn.replace.timm_models import TimmConfig, build_timm
+from lit_attn.replace.transformers_models import TransformersConfig
 from lit_attn.signatures import ImageLabels, TokenStream
 
 IMAGES = ImageLabels((1, 8, 8), 10)

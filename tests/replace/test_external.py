@@ -18,11 +18,11 @@ from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Plan, Result
 from lit_attn.config import experiment
 from lit_attn.models.base import Model
-from lit_attn.models.external import ModuleConfig
 from lit_attn.models.factory import describe
 from lit_attn.models.seeded_draws import by_shape
-from lit_attn.models.timm_models import TimmConfig
-from lit_attn.models.transformers_models import TransformersConfig
+from lit_attn.replace.external import ModuleConfig
+from lit_attn.replace.timm_models import TimmConfig
+from lit_attn.replace.transformers_models import TransformersConfig
 from lit_attn.signatures import (
     ImageLabels,
     ImageTargets,

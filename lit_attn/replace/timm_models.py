@@ -11,10 +11,10 @@ from torch import nn
 
 from lit_attn import signatures
 from lit_attn.models.base import require_one_size
-from lit_attn.models.external import ExternalModel, build_replaced
 from lit_attn.models.factory import count
-from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.layers import Device
+from lit_attn.replace.external import ExternalModel, build_replaced
+from lit_attn.replace.ffn_resize import resize_ffns
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import suggest
 

@@ -16,15 +16,16 @@ from torch import nn
 from lit_attn import signatures
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.network import number_layers
-from lit_attn.models.base import HiddenWidth, Model
+from lit_attn.models.base import HiddenWidth, LayerCount, Model
 from lit_attn.models.layers import Device
 from lit_attn.models.seeded_draws import by_shape
-from lit_attn.replace import (
+from lit_attn.replace.layer_choice import choose
+from lit_attn.replace.replacement import replace_layers
+from lit_attn.replace.search import (
     AdapterChoice,
     check_adapted_classes,
-    choose,
+    count_layers,
     find_layers,
-    replace_layers,
 )
 from lit_attn.schema.base import OwnClass
 from lit_attn.schema.errors import ConfigError
@@ -87,6 +88,9 @@ class ExternalModel(Model):
             raise ValueError("a model from elsewhere cannot do without its FFN; remove `ffn`")
         return value
 
+    def count_layers(self, network: nn.Module) -> LayerCount:
+        return count_layers(network, dict[str, AdapterChoice](self.adapters))
+
     def try_out(self, signature: Any) -> Any:
         try:
             return super().try_out(signature)
@@ -129,6 +133,7 @@ class ModuleConfig(OwnClass, ExternalModel, kind="module"):
     """
 
     takes = (signatures.Signature,)
+    has_own_network = True
     base_class = "torch.nn:Module"
     takes_functions = True
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lit_attn import signatures
 from lit_attn.extras import require
 from lit_attn.models.base import require_one_size
-from lit_attn.models.external import ExternalModel, build_replaced
 from lit_attn.models.layers import Device
+from lit_attn.replace.external import ExternalModel, build_replaced
 from lit_attn.schema import errors
 from lit_attn.schema.base import consistency_check
 from lit_attn.schema.mistakes import first_line

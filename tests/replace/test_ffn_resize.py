@@ -11,9 +11,9 @@ from torch import nn
 from lit_attn.attention.spec import PRESETS
 from lit_attn.data.base import Data
 from lit_attn.models import factory
-from lit_attn.models.ffn_resize import resize_ffns
 from lit_attn.models.seeded_draws import by_shape
-from lit_attn.models.timm_models import TimmConfig
+from lit_attn.replace.ffn_resize import resize_ffns
+from lit_attn.replace.timm_models import TimmConfig
 from lit_attn.signatures import ImageLabels
 
 IMAGES = ImageLabels((3, 240, 240), 5)
