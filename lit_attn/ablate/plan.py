@@ -22,7 +22,7 @@ from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published, SeedChoice
 from lit_attn.files import one_at_a_time
-from lit_attn.papers.study_numbers import read_published
+from lit_attn.schema.base import load
 from lit_attn.schema.publish import hide_private
 from lit_attn.schema.yaml_text import Mapping
 from lit_attn.tasks.metrics import list_events
@@ -354,8 +354,9 @@ def expand(
 def _read_published(source: StudySource, variants: list[str]) -> dict[str, Published]:
     """Return the published numbers of variants, from the study and from the paper that it names."""
     numbers = dict(source.study.published)
-    if source.study.paper is not None:
-        numbers |= read_published(source, variants)
+    paper = source.study.paper
+    if paper is not None:
+        numbers |= load(paper.reader)(source, variants)
     return numbers
 
 

@@ -43,6 +43,9 @@ class PaperReference(Config):
     text.
     """
 
+    reader: ClassVar[str] = "lit_attn.papers.study_numbers:read_published"
+    """Function that reads the numbers, by its name, because the core imports no product."""
+
     file: str = Field(description="file of the paper, relative to the study's file")
     readings: tuple[str, ...] = Field((), description="readings that show the number of their row")
     value: str = Field("metric", description="`value` of the columns in the paper's file")
