@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lit_attn.attention.layer import Attention
 from lit_attn.attention.spec import PRESETS
-from lit_attn.data.base import Data
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
 from lit_attn.models.base import Model
@@ -23,6 +22,7 @@ from lit_attn.schema.errors import ConfigError, explain
 from lit_attn.schema.trust import foreign_file
 from lit_attn.segmentation.label_masks import IGNORED
 from lit_attn.segmentation.mmseg_models import MMSegConfig
+from lit_attn.segmentation.scenes import Scenes
 from lit_attn.signatures import ImageMasks
 
 pytest.importorskip("mmseg")
@@ -37,7 +37,7 @@ from mmseg.structures import SegDataSample  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")
 
 SIGNATURE = ImageMasks((3, CROP, CROP), CLASSES, IGNORED)
-SCENES = Data.parse({"kind": "scenes"})
+SCENES = Scenes()
 
 
 def read(path: Path, network: dict[str, Any], **changes: Any) -> MMSegConfig:
