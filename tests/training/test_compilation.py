@@ -106,7 +106,7 @@ def test_a_network_without_blocks_is_compiled_where_its_task_says(
 ) -> None:
     compiled: list[str] = []
 
-    def note(module: torch.nn.Module) -> None:
+    def note(module: torch.nn.Module, **_: Any) -> None:
         compiled.append(type(module).__name__)
 
     monkeypatch.setattr(build, "is_mostly_blocks", lambda network: False)
