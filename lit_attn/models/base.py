@@ -96,7 +96,11 @@ class Model(Kind):
             raise ConfigError(f"model.checkpoint: no file {path}")
 
     def count_layers(self, network: nn.Module) -> LayerCount:
-        """Count the attention layers of `network`, which `build` has returned."""
+        """Count the attention layers of `network`, which `build` has returned.
+
+        They are layers of this package. A model with attention layers of other packages overrides
+        this method, so that a dry run and the table say how many layers have its mechanism.
+        """
         inside: set[nn.Module] = set()
         count = 0
         for module in network.modules():
