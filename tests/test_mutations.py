@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.commands import run_python
 from helpers.paths import ROOT
 
 CODE = '''"""Words."""
@@ -66,3 +67,19 @@ def test_every_area_has_code_and_a_draw_that_its_seed_repeats(draw: ModuleType) 
         assert draw.draw_mistakes(files, ROOT, 5, 4) != drawn
         paths = [test for test in area.tests if test.startswith("tests/")]
         assert all((ROOT / path).exists() for path in paths)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("tests", "answer"),
+    [("test_a.py", "{}"), ("--no-such-option", "{'(USAGE_ERROR)': 1}"), ("empty.py", "{'(NO")],
+)
+def test_tests_that_did_not_run_have_not_passed(tmp_path: Path, tests: str, answer: str) -> None:
+    (tmp_path / "test_a.py").write_text("def test_a():\n    pass\n")
+    (tmp_path / "empty.py").touch()
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'mutations')!r})\n"
+    code += (
+        f"import run, pathlib; print(run.run_tests(pathlib.Path({str(tmp_path)!r}), [{tests!r}]))"
+    )
+    finished = run_python(tmp_path, "-c", code)
+    assert finished.stdout.startswith(answer), finished.stderr

@@ -70,7 +70,10 @@ def run_pytest(copy: Path, tests: list[str], answer: Path) -> None:
     options = ["-n", "0", "-q", "-p", "no:cacheprovider", "--maxfail=1", "--tb=line"]
     # Plugins of pytest can be among the imports of `main`.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    pytest.main([*options, *tests], plugins=[counted])
+    code = pytest.ExitCode(pytest.main([*options, *tests], plugins=[counted]))
+    if code is not pytest.ExitCode.OK and not counted.failures:
+        # No test has run: a wrong option, a path that is gone, or no test of this name.
+        counted.failures[f"({code.name})"] += 1
     answer.write_text(json.dumps(counted.failures))
 
 
