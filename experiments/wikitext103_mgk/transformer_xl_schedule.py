@@ -7,7 +7,7 @@ Source: github.com/minhtannguyen/transformer-mgk (docs/setups.md, section 8).
 
 import math
 
-from lit_attn.optim.schedules import End, Schedule, Warmup
+from lit_attn.optim.schedules import End, Schedule, Warmup, count_steps
 
 
 class TransformerXL(Schedule, kind="transformer-xl"):
@@ -22,7 +22,7 @@ class TransformerXL(Schedule, kind="transformer-xl"):
     end: End = 0.0
 
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
-        warmup = round(self.warmup * steps_per_epoch)
+        warmup = count_steps(self.warmup, steps_per_epoch)
         total = steps_per_epoch * epochs
         if 0 < step < warmup:
             return peak * step / warmup
