@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_attn.private_names.of_torch import call_after_backward, is_in_backward
+from lit_attn.private_names.of_torch import (
+    call_after_backward,
+    is_in_backward,
+    outside_compiled_code,
+)
 
 Reduce = Callable[[Tensor], object]
 """Function that replaces a tensor by its sum over all processes, in place."""
@@ -64,7 +68,7 @@ def find_learners(network: nn.Module) -> list[Learner]:
 
 
 # In compiled code, the first answer of `is_in_backward` would be a constant.
-@torch.compiler.disable
+@outside_compiled_code
 def observe_once(observe: Callable[..., None], *arguments: Any) -> None:
     """Call `observe` in a forward pass, but not in its repetition for the gradient."""
     if not is_in_backward():
@@ -85,7 +89,7 @@ def _(like: Tensor) -> Tensor:
     return like.new_empty(())
 
 
-@torch.compiler.disable
+@outside_compiled_code
 def end_step_after_backward(part: Learner, out: Tensor) -> None:
     """Call `part.end_step` at the end of the backward pass that reaches `out`.
 

@@ -75,6 +75,11 @@ NAMES = [
         "as _scaled_dot_product_flash_attention_for_cpu, on a GPU",
     ),
     PrivateName(
+        "torch._disable_dynamo",
+        TORCH,
+        "a dry run would import the compiler, which takes longer than all else that it does",
+    ),
+    PrivateName(
         "torch._dynamo.mark_static",
         TORCH,
         "flex_attention would be compiled with variable numbers of heads and keys, and fail",

@@ -15,9 +15,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 __all__ = [
     "BatchNormBase",
     "TorchDispatchMode",
+    "outside_compiled_code",
     "tree_flatten",
     "tree_unflatten",
 ]
+
+outside_compiled_code = torch._disable_dynamo
+"""Decorator of a function that compiled code calls as it is. It imports the compiler, which takes
+over a second, with the first call; `torch.compiler.disable` imports it with the definition."""
 
 aten = torch.ops.aten
 cpu_flash_forward = aten._scaled_dot_product_flash_attention_for_cpu

@@ -101,12 +101,13 @@ def test_models_and_data_that_do_not_fit_are_refused(
         Experiment.model_validate(sections)
 
 
-def test_a_dry_run_reports_a_mistake_without_lightning(tmp_path: Path) -> None:
+def test_a_dry_run_reports_a_mistake_without_lightning_and_compiler(tmp_path: Path) -> None:
     studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {kv_heads: 3}}")
     code = (
         "import sys; from lit_attn.ablate.__main__ import main\n"
         "code = main(['ablations.yaml', '--dry-run'])\n"
-        "sys.exit('lightning' if 'lightning' in sys.modules else code)"
+        "heavy = {'lightning', 'torch._dynamo'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
