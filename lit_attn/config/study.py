@@ -161,7 +161,7 @@ class StudyConfig(Config):
 
 @dataclass(frozen=True)
 class StudySource:
-    """A study with the mappings of its file and of its experiment's file.
+    """A study with the mapping of its file and the text of its experiment's file.
 
     `path` is the study's file. `tree` and `experiment` contain the line of every key, `parts`
     absolute paths. `family` is the study as written and `level` the value of its axis if
@@ -172,11 +172,16 @@ class StudySource:
     name: str
     study: StudyConfig
     tree: Mapping
-    experiment: Mapping
     experiment_path: Path
+    experiment_text: str
     parts: tuple[Path, ...] = ()
     family: str = ""
     level: str = ""
+
+    @property
+    def experiment(self) -> Mapping:
+        """The experiment as written. Only that of a chosen study is parsed, which takes long."""
+        return _parse(self.experiment_path, self.experiment_text)
 
     def error(self, keys: tuple[str | int, ...], message: str) -> ConfigError:
         """Return an error that begins with the line of the deepest of `keys`."""
@@ -221,16 +226,16 @@ def read_titles(path: Path) -> dict[str, str]:
 
 
 def _load(path: Path, text: str | None = None) -> Mapping:
-    """Return the mapping in a file of studies or of an experiment, or in its `text`.
-
-    Studies share the experiment of a file, and nothing changes it.
-    """
+    """Return the mapping in a file of studies, or in its `text`."""
     return _parse(path, read_text(path) if text is None else text)
 
 
 @functools.lru_cache(maxsize=256)
 def _parse(path: Path, text: str) -> Mapping:
-    """Return the mapping in the text of a file, which is parsed once: parsing takes long."""
+    """Return the mapping in the text of a file, which is parsed once: parsing takes long.
+
+    Studies share the experiment of a file, and nothing changes it.
+    """
     return load(path, text)
 
 
@@ -296,7 +301,7 @@ def _choose_named(
 
 
 def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str]) -> StudySource:
-    """Read the study `name` and its experiment; ConfigError for a mistake in its keys."""
+    """Read the study `name`; ConfigError for a mistake in its keys."""
     where = studies.where[name]
     tree = studies[name]
     if not isinstance(tree, Mapping):
@@ -312,8 +317,10 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         raise ConfigError(f"{place}: {key}: {message}") from error
     require_seeds_or_design(tree, where, f"studies.{name}")
     experiment_path = path.parent / study.experiment
-    if experiment_path not in texts:
+    experiment_text = texts.get(experiment_path)
+    if experiment_text is None:
         experiment_path = _find_file(tree, name, experiment_path, "experiment")
+        experiment_text = read_text(experiment_path)
     parts = []
     for number, part in enumerate(study.parts):
         part_path = (path.parent / part).resolve()
@@ -323,8 +330,8 @@ def _read_study(path: Path, name: str, studies: Mapping, texts: dict[Path, str])
         name=name,
         study=study,
         tree=tree,
-        experiment=_load(experiment_path, texts.get(experiment_path)),
         experiment_path=experiment_path,
+        experiment_text=experiment_text,
         parts=tuple(parts),
     )
     if study.design is not None:
