@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lit_attn.models.base import Model
-from lit_attn.models.blocks import find_blocks, require_recomputable
+from lit_attn.models.blocks import (
+    SHARD_KEY,
+    find_blocks,
+    require_recomputable,
+    require_shardable,
+)
 from lit_attn.models.factory import list_tensors
-from lit_attn.models.sharding import KEY, require_shardable
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 
@@ -48,7 +52,7 @@ def require_reads_in_blocks(network: nn.Module, sample: tuple[Tensor, ...]) -> N
     There, a device has only its part of the weight. `network` and `sample` are on the meta device.
     A warning says that a network cannot be computed on it and is not checked.
     """
-    reads = BlockReads(find_blocks(network, KEY))
+    reads = BlockReads(find_blocks(network, SHARD_KEY))
     # Batch norms need more than one sample.
     batch = tuple(torch.cat([part, part]) for part in sample)
     try:
@@ -57,14 +61,14 @@ def require_reads_in_blocks(network: nn.Module, sample: tuple[Tensor, ...]) -> N
     except Exception as error:
         # Code of a user can raise any exception, and it may work on a device with memory.
         reason = explain_failure(error, "the model on the meta device")
-        LOG.warning("%s: not checked where weights are read: %s", KEY, reason)
+        LOG.warning("%s: not checked where weights are read: %s", SHARD_KEY, reason)
         return
     finally:
         reads.remove_hooks()
     if reads.outside:
         name, block_name = reads.outside[0]
         raise ConfigError(
-            f"{KEY}: the model reads '{name}' outside the forward pass of the block "
+            f"{SHARD_KEY}: the model reads '{name}' outside the forward pass of the block "
             f"'{block_name}', where a device has only a part of the weight; "
             "read it in the block's `forward`, or write ddp"
         )

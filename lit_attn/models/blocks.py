@@ -21,6 +21,9 @@ VARIANTS = 8
 """Compiled variants of a block, at most: for training and for evaluation, each in another
 precision, in one shape and in any."""
 
+SHARD_KEY = "training.strategy: fsdp"
+"""Beginning of the errors about networks that cannot be sharded."""
+
 
 def find_blocks(network: nn.Module, key: str) -> dict[str, nn.Module]:
     """Return the blocks of `network` by name, in the order of its modules.
@@ -66,6 +69,28 @@ def _without_outer_blocks(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
         if not contains_another:
             inner[name] = block
     return inner
+
+
+def require_shardable(network: nn.Module) -> None:
+    """Raise ConfigError if `network` cannot be sharded block by block."""
+    blocks = find_blocks(network, SHARD_KEY)
+    owners: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if parameter.ndim == 0:
+            raise ConfigError(
+                f"{SHARD_KEY}: the parameter '{name}' is a number without axes, which has no"
+                " parts; give it the shape (1,), or write ddp"
+            )
+        owner = ""
+        for block_name in blocks:
+            if name.startswith(f"{block_name}."):
+                owner = block_name
+        first_owner = owners.setdefault(id(parameter), owner)
+        if first_owner != owner:
+            raise ConfigError(
+                f"{SHARD_KEY}: '{name}' is shared between '{first_owner or 'the model'}' and "
+                f"'{owner or 'the model'}', which are gathered at different times; write ddp"
+            )
 
 
 def require_recomputable(network: nn.Module, key: str) -> None:

@@ -20,42 +20,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lit_attn.models.blocks import find_blocks
+from lit_attn.models.blocks import SHARD_KEY, find_blocks
 from lit_attn.schema.errors import ConfigError
 
-KEY = "training.strategy: fsdp"
-"""Beginning of the errors about networks that cannot be sharded."""
-
 READ_OUTSIDE = (
-    f"{KEY}: code outside the network's forward pass reads a weight, of which each device has a "
-    "part; read it in `forward`, or write ddp"
+    f"{SHARD_KEY}: code outside the network's forward pass reads a weight, of which each device"
+    " has a part; read it in `forward`, or write ddp"
 )
 """Error about a loss of a user that reads a weight of a block."""
 
 _GATHERED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Sharded networks whose weights outside the blocks stay gathered during the present call."""
-
-
-def require_shardable(network: nn.Module) -> None:
-    """Raise ConfigError if `network` cannot be sharded block by block."""
-    blocks = find_blocks(network, KEY)
-    owners: dict[int, str] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        if parameter.ndim == 0:
-            raise ConfigError(
-                f"{KEY}: the parameter '{name}' is a number without axes, which has no parts; "
-                "give it the shape (1,), or write ddp"
-            )
-        owner = ""
-        for block_name in blocks:
-            if name.startswith(f"{block_name}."):
-                owner = block_name
-        first_owner = owners.setdefault(id(parameter), owner)
-        if first_owner != owner:
-            raise ConfigError(
-                f"{KEY}: '{name}' is shared between '{first_owner or 'the model'}' and "
-                f"'{owner or 'the model'}', which are gathered at different times; write ddp"
-            )
 
 
 def shard(network: nn.Module, mesh: DeviceMesh, methods: Sequence[str] = ()) -> None:
@@ -67,7 +42,7 @@ def shard(network: nn.Module, mesh: DeviceMesh, methods: Sequence[str] = ()) -> 
     for parameter in network.parameters():
         # FSDP takes no transposed weights, such as those that replace a Conv1D of GPT-2.
         parameter.data = parameter.data.contiguous()
-    for block in find_blocks(network, KEY).values():
+    for block in find_blocks(network, SHARD_KEY).values():
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The rest is needed at the beginning and at the end of the network.
     fully_shard(network, mesh=mesh, reshard_after_forward=False)

@@ -15,7 +15,6 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
-from lit_attn.models.sharding import to_plain
 from lit_attn.optim.standard import Adaptive
 from lit_attn.schema.base import Share
 
@@ -75,6 +74,9 @@ class SetAdamOptimizer(torch.optim.Optimizer):
         squared_cosine = (total / length.clamp_min(GUARD)).square() / v.numel()
         scale = (squared_cosine / second_correction).to(v.dtype)
         w = (v * scale + group["eps"]).sqrt_()
+        # A command that reads a study imports this module, and FSDP would take half a second.
+        from lit_attn.models.sharding import to_plain
+
         # A device can have no entry of a sharded tensor, and so no minimum.
         w -= group["tau"] * to_plain(w).amin()
         parameter.sub_(group["lr"] / first_correction * m / w)

@@ -13,8 +13,12 @@ from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.spec import AttentionSpec
 from lit_attn.data.image_sets import Digits
 from lit_attn.models import block_checks
-from lit_attn.models.blocks import find_blocks, recompute_blocks, require_recomputable
-from lit_attn.models.sharding import require_shardable
+from lit_attn.models.blocks import (
+    find_blocks,
+    recompute_blocks,
+    require_recomputable,
+    require_shardable,
+)
 from lit_attn.replace import replace_attention
 from lit_attn.replace.external import ModuleConfig
 from lit_attn.replace.timm_models import TimmConfig
