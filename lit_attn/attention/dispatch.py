@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_attn.attention import flex, fused
+from lit_attn.attention import flex_support, fused
 from lit_attn.attention.cache import KeyValues
 from lit_attn.attention.call import Inputs
 from lit_attn.attention.formed import Formed, attend_in_pieces, form_weights, multiply_query
@@ -181,7 +181,7 @@ def describe_call(inputs: Inputs, features: Features) -> dict[str, Any]:
     width = features.q.shape[-1]
     if inputs.z is not None:
         width += inputs.z.shape[-1]
-    if flex.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
+    if flex_support.supports(as_multiplied(features.q), width, inputs.v.shape[-1]):
         device = "flex"
     mask = _kind_of_masks(inputs.masks)
     if inputs.factor is not None:
@@ -343,6 +343,9 @@ def _merged_calls(inputs: Inputs, features: Features, values: Tensor) -> Tensor:
 
 def _flex_call(inputs: Inputs, joined: Features, values: Tensor, sink: Tensor | None) -> Tensor:
     """Return the sums of the path FLEX, in the precision that autocast would choose."""
+    # Imported here, because it takes half a second (lit_attn.attention.flex_support).
+    from lit_attn.attention import flex
+
     bias = joined.key_bias
     blocks = None
     if inputs.filter.chooses_blocks:

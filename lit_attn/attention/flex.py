@@ -25,10 +25,9 @@ Shapes: B batch, n queries, n' tokens with keys, H heads, M keys for every token
 features, D of the values.
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,24 +43,17 @@ from torch.nn.attention.flex_attention import (
 
 from lit_attn.attention.derivatives import refuse_forward_mode
 from lit_attn.attention.filters import KeyBlocks
+from lit_attn.attention.flex_support import NARROWEST
 from lit_attn.attention.formed import large_chunk
 from lit_attn.attention.masks import Masks, in_chunks
 from lit_attn.attention.precision import multiply, wide
 from lit_attn.private_names.of_torch import compiler_limits, mark_static
-
-# Widths of features and values that the kernels support. Wider ones need more shared memory in the
-# backward pass than consumer cards have.
-NARROWEST, WIDEST = 16, 256
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Odd numbers that spread (batch and head), query and token over the 2^32 values of an int32.
 SPREAD_HEADS, SPREAD_QUERIES, SPREAD_TOKENS = 0x1B873593, 0x2545F491, 0x4CF5AD43
 # Factor of a published integer hash: two rounds change every output bit with every input bit.
 MIXER = 0x45D9F3B
 
-_LEFT_OUT: list[bool] = []
-"""Has an entry for each active `left_out`."""
 # The lowest bits of a hash that are compared with the probability of dropout.
 RANDOM_BITS = 24
 
@@ -104,28 +96,6 @@ class Scores(NamedTuple):
     sink: Tensor | None
     largest: "LargestKeys | None" = None
     blocks: KeyBlocks | None = None
-
-
-@contextlib.contextmanager
-def left_out() -> Iterator[None]:
-    """Compute without flex_attention in this context."""
-    _LEFT_OUT.append(True)
-    try:
-        yield
-    finally:
-        _LEFT_OUT.pop()
-
-
-def supports(q: Tensor, features: int, width: int) -> bool:
-    """Return True if the kernels support queries like q, `features` and values of `width`.
-
-    A single query, as in decoding, needs no kernel, which would be compiled for growing lengths.
-    """
-    if _LEFT_OUT:
-        return False
-    is_in_range = NARROWEST <= features <= WIDEST and NARROWEST <= width <= WIDEST
-    has_kernel = q.device.type == "cuda" and q.dtype in DTYPES and is_in_range
-    return has_kernel and q.shape[-2] > 1
 
 
 def attend(scores: Scores, v: Tensor, hard: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_attn.attention import flex
+from lit_attn.attention import flex_support
 from lit_attn.attention.layer import Attention, attn_layer
 from lit_attn.attention.spec import PRESETS, AttentionSpec
 from lit_attn.checks.comparison import (
@@ -128,7 +128,7 @@ def compare_call(call: AttentionCall, precision: str, device: torch.device) -> s
     """Return how a layer disagrees with its formula, or an empty text."""
     layer, case = build_case(call, precision)
     # The kernels of flex_attention are compiled, which takes seconds for each layer.
-    with flex.left_out():
+    with flex_support.left_out():
         return check_layer(call.preset, "", layer.to(device), case, device).failure
 
 

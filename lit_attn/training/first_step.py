@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lit_attn.attention import flex
+from lit_attn.attention import flex_support
 from lit_attn.cells.failure import NO_SPACE, OUT_OF_MEMORY, Diverged
 from lit_attn.checks import layers
 from lit_attn.config.cell import Cell
@@ -309,7 +309,7 @@ def make_step(
     with (
         products_in_tf32(training.precision == "tf32"),
         # Its kernels are compiled, which takes seconds for each layer.
-        flex.left_out(),
+        flex_support.left_out(),
         temporary_folder() as folder,
     ):
         metrics = MetricsFile(folder / "metrics.csv", lambda: 0.0)

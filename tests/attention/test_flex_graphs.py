@@ -13,7 +13,7 @@ from helpers.flex_on_cpu import flex_of_torch
 from helpers.traced_graphs import TracedGraphs
 from torch import Tensor, nn
 
-from lit_attn.attention import flex
+from lit_attn.attention import flex, flex_support
 from lit_attn.attention.layer import attn_layer
 from lit_attn.attention.masks import Masks
 from lit_attn.attention.spec import AttentionSpec
@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> TracedGraphs:
     compiled = torch.compile(flex.weighted_sums, backend=kept.compile, fullgraph=True)
     monkeypatch.setattr(flex, "flex_attention", flex_of_torch)
     monkeypatch.setattr(flex, "_compiled", lambda: compiled)
-    monkeypatch.setattr(flex, "supports", lambda q, features, width: q.shape[-2] > 1)
+    monkeypatch.setattr(flex_support, "supports", lambda q, features, width: q.shape[-2] > 1)
     return kept
 
 

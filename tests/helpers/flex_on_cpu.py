@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
-from lit_attn.attention import flex
+from lit_attn.attention import flex, flex_support
 
 Output = Tensor | tuple[Tensor, AuxOutput]
 
@@ -93,5 +93,5 @@ def use_flex(patch: pytest.MonkeyPatch, function: Any, compiled: Any) -> list[fl
 
     patch.setattr(flex, "flex_attention", function)
     patch.setattr(flex, "_compiled", lambda: call)
-    patch.setattr(flex, "supports", lambda q, features, width: q.shape[-2] > 1)
+    patch.setattr(flex_support, "supports", lambda q, features, width: q.shape[-2] > 1)
     return calls
