@@ -192,8 +192,8 @@ class Study:
         for job in (*matrix.screening_jobs, *matrix.jobs):
             change = find_change(read_result(job.folder, job.identity))
             row = {
-                "variant": job.cell.variant,
-                "seed": job.cell.seed,
+                "variant": job.variant,
+                "seed": job.seed,
                 "state": job.state(),
                 "stale": change,
                 "folder": str(job.folder),
@@ -214,14 +214,14 @@ class Study:
             result = read_result(job.folder, job.identity)
             if result is None:
                 continue
-            settings = pd.json_normalize(job.cell.experiment.model_dump(mode="json")).iloc[0]
+            settings = pd.json_normalize(job.config["experiment"]).iloc[0]
             settings = settings.map(_list_to_json)
             costs = {}
             for name in COSTS:
                 value = getattr(result, name)
                 # The record of a time has several statistics, of which this is the median.
                 costs[name] = getattr(value, "median", value)
-            row = {"variant": job.cell.variant, "seed": job.cell.seed, **settings}
+            row = {"variant": job.variant, "seed": job.seed, **settings}
             rows.append(row | result.metrics | costs)
         if not rows:
             return pd.DataFrame([], columns=["variant", "seed"])

@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(socket, "gethostname", lambda: HOST)
             run_cell(job.folder)
-        job.cell.write(job.folder / "config.yaml")
+        job.write_config()
         settings_text = json.dumps(_settings(job.cell))
         assert USER not in settings_text
         assert "mlflow" not in settings_text

@@ -7,12 +7,14 @@ as there would be cells, so that models slow each other down as cells would.
 import multiprocessing
 import sys
 from collections import Counter
+from dataclasses import replace
 
 from lit_attn.ablate.display import make_display
 from lit_attn.ablate.input_files import check_files
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.model_check import check_variants
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.power import find_study_power
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
@@ -21,7 +23,6 @@ from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import State, count_states, read_cell
 from lit_attn.cells.inputs import change_finder
 from lit_attn.cells.records import PlannedCell, Timing
-from lit_attn.config.cell import Cell
 from lit_attn.data.base import Data, find_paths
 from lit_attn.models import factory
 from lit_attn.models.base import find_mixers
@@ -60,7 +61,7 @@ def print_cells(matrices: list[Matrix], with_costs: bool) -> list[Job]:
         for job, state in zip(matrix.jobs, states, strict=True):
             if state != "done":
                 missing.append(job)
-        variants = {job.cell.variant for job in matrix.jobs}
+        variants = {job.variant for job in matrix.jobs}
         seeds = plural(len(matrix.seeds), "seed")
         if matrix.jobs:
             print(f"  {plural(len(variants), 'variant')} x {seeds} = {count_states(states)}")
@@ -114,9 +115,8 @@ def list_missing(matrix: Matrix) -> list[Job]:
 
 def _read_study_cell(job: Job) -> StudyCell:
     """Return a cell of the study as `status` reads it from the plan."""
-    cell = job.cell
     planned = PlannedCell(
-        variant=cell.variant, seed=cell.seed, identity=job.identity, path=job.folder.name
+        variant=job.variant, seed=job.seed, identity=job.identity, path=job.folder.name
     )
     return StudyCell(planned, job.folder, read_cell(job.folder, job.identity))
 
@@ -186,7 +186,7 @@ def _check_data(matrix: Matrix) -> list[str]:
         return []
     end = check_variants(
         multiprocessing.get_context("spawn").Process,
-        [variant.cell(matrix.name, matrix.seeds[0]) for variant in variants],
+        [variant.job(matrix.folder, matrix.seeds[0]).config for variant in variants],
         [variant.name for variant in variants],
         is_local=True,
         untried=[],
@@ -247,7 +247,7 @@ def _print_screening(matrix: Matrix) -> list[Job]:
     jobs = matrix.screening_jobs
     states = _print_states(matrix, jobs)
     if jobs:
-        variants = {job.cell.variant for job in jobs}
+        variants = {job.variant for job in jobs}
         seeds = plural(screening.screen, "seed")
         counts = count_states(states)
         print(f"  screening: {plural(len(variants), 'variant')} x {seeds} = {counts}")
@@ -257,7 +257,7 @@ def _print_screening(matrix: Matrix) -> list[Job]:
 
 def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
     """Write a line for each of `jobs`, and return their states."""
-    width = max((len(job.cell.variant) for job in jobs), default=0)
+    width = max((len(job.variant) for job in jobs), default=0)
     find_change = change_finder()
     states: list[State] = []
     for job in jobs:
@@ -267,25 +267,24 @@ def _print_states(matrix: Matrix, jobs: list[Job]) -> list[State]:
         change = find_change(status.result)
         if change:
             description += f", stale: {change}"
-        cell = job.cell
-        print(f"  {cell.variant:<{width}}  seed {cell.seed:<4} {job.identity}  {description}")
+        print(f"  {job.variant:<{width}}  seed {job.seed:<4} {job.identity}  {description}")
     return states
 
 
 def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
     """Time every distinct model and write the hours of each study; return False if one failed."""
     slots = make_slots(jobs)
-    cells: list[Cell] = []
+    cells: list[Job] = []
     for matrix in matrices:
-        cells += [job.cell for job in (*matrix.early_jobs, *matrix.jobs)]
+        cells += [*matrix.early_jobs, *matrix.jobs]
     slots.check(cells)
     launcher = Launcher(TIMING_TARGET)
     launcher.share_cores(slots.processes_at_once(cells))
     timings: dict[str, Timing] = {}
     with temporary_folder() as folder:
         samples = {}
-        for cell in cells:
-            samples[cell.kind] = Job(cell, folder / cell.kind)
+        for job in cells:
+            samples[job.cell.kind] = replace(job, folder=folder / job.cell.kind)
         display = make_display(sys.stderr)
         Runner(launcher, slots, display).run(samples.values())
         for kind, job in samples.items():
@@ -299,9 +298,8 @@ def print_estimate(matrices: list[Matrix], jobs: int | None) -> bool:
 
 def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> str:
     """Return the hours of one device and of this machine that the missing cells need."""
-    jobs = list_missing(matrix)
-    missing = [job.cell for job in jobs]
-    measured = [cell for cell in missing if cell.kind in timings]
+    missing = list_missing(matrix)
+    measured = [job for job in missing if job.cell.kind in timings]
     at_once = slots.at_once(missing)
     devices = slots.processes_at_once(missing)
     hours = _sum_hours(missing, timings)
@@ -321,12 +319,12 @@ def format_hours(matrix: Matrix, timings: dict[str, Timing], slots: Slots) -> st
     )
 
 
-def _sum_hours(cells: list[Cell], timings: dict[str, Timing]) -> float:
-    """Return the hours of all devices of the measured ones of `cells`."""
+def _sum_hours(jobs: list[Job], timings: dict[str, Timing]) -> float:
+    """Return the hours of all devices of the measured ones of `jobs`."""
     hours = 0.0
-    for cell in cells:
-        if cell.kind in timings:
-            hours += timings[cell.kind].seconds / 3600 * cell.processes
+    for job in jobs:
+        if job.cell.kind in timings:
+            hours += timings[job.cell.kind].seconds / 3600 * job.processes
     return hours
 
 

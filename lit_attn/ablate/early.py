@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_attn.ablate.plan import Job
+from lit_attn.ablate.job import Job
 from lit_attn.cells.records import Plan
 from lit_attn.report import write_reports
 from lit_attn.schema.errors import ConfigError, plural

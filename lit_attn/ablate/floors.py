@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.cells.floors import FILE, Floors
 from lit_attn.cells.folder import read_result
 from lit_attn.files import one_at_a_time
@@ -65,7 +66,7 @@ def _find_job_without_floors(matrix: Matrix) -> Job | None:
     """Return the first finished cell of the baseline if the record has no floors for it."""
     record = Floors.read_valid(matrix.folder / FILE)
     for job in matrix.jobs:
-        if job.cell.variant != matrix.source.study.baseline:
+        if job.variant != matrix.source.study.baseline:
             continue
         result = read_result(job.folder, job.identity)
         if result is None:

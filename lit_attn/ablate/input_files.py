@@ -1,28 +1,13 @@
 """Checks of the input files of cells before the first of them starts."""
 
-from lit_attn.ablate.plan import Job, Matrix
-from lit_attn.ablate.variants import Variant
-from lit_attn.config.cell import Cell
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.model_check import find_variants
+from lit_attn.ablate.plan import Matrix
 from lit_attn.config.experiment import Experiment
 from lit_attn.config.training import MetricLogger, StartWeights
 from lit_attn.data.base import Data
 from lit_attn.models.base import Model
 from lit_attn.schema.errors import ConfigError
-
-
-def find_variants(matrices: list[Matrix], jobs: list[Job]) -> list[tuple[str, Variant, Cell]]:
-    """Return the variants of `jobs` in their order, with the study's name and one of the cells."""
-    cells: dict[tuple[str, str], Cell] = {}
-    for job in jobs:
-        written_name = job.cell.variant.partition("@")[0]
-        cells[job.cell.study, written_name] = job.cell
-    variants = []
-    for matrix in matrices:
-        for variant in matrix.written:
-            key = (matrix.name, variant.name)
-            if key in cells:
-                variants.append((matrix.source.name, variant, cells[key]))
-    return variants
 
 
 def require_inputs(matrices: list[Matrix], jobs: list[Job]) -> None:

@@ -10,12 +10,12 @@ import time
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_attn import train
 from lit_attn.ablate.display import write_line
-from lit_attn.ablate.input_files import find_variants
-from lit_attn.ablate.model_check import check_variants, list_untried
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.model_check import check_variants, find_variants, list_untried
 from lit_attn.ablate.signals import block_interrupts
 from lit_attn.ablate.slots import Slot, Slots, count_cores, make_slots
 from lit_attn.cells import folder, lock, ranks
@@ -25,6 +25,9 @@ from lit_attn.schema import mistakes
 from lit_attn.schema.errors import plural
 from lit_attn.schema.sources import PACKAGE
 from lit_attn.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    from lit_attn.ablate.plan import Matrix
 
 # Modules that the fork server imports once for all cells. mmsegmentation is not one of them: it is
 # optional, and would cost the server of every run 0.4 s of CPU and 60 MB (2026-11-21).
@@ -162,7 +165,7 @@ class Launcher:
             lock.current_process(),
         )
         process = self.context.Process(target=ranks.run_cell_process, args=arguments, name=job.name)
-        _start_server()
+        start_server()
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
@@ -170,7 +173,7 @@ class Launcher:
         return CellProcess(job, slot, process)
 
     def require_cells(
-        self, matrices: list[Matrix], jobs: list[Job], limit: int | None, is_local: bool
+        self, matrices: list["Matrix"], jobs: list[Job], limit: int | None, is_local: bool
     ) -> None:
         """Raise ConfigError with the responsible line if the model or data of a job cannot be used.
 
@@ -180,26 +183,26 @@ class Launcher:
         step. Cells that are not `is_local` need no server here.
         """
         variants = []
-        for study, variant, cell in find_variants(matrices, jobs):
+        for study, variant, job in find_variants(matrices, jobs):
             if (study, variant.name) not in self.checked:
-                variants.append((study, variant, cell))
+                variants.append((study, variant, job))
                 self.checked.add((study, variant.name))
         if self.module != train.__name__ or not variants:
             return
         write_line(f"checking the models and data of {plural(len(variants), 'variant')}")
         # The imports of the server go on during the next lines.
         slots = self._start_server_for(jobs, limit) if is_local else None
-        cells = [cell for _, _, cell in variants]
+        configs = [job.config for _, _, job in variants]
         names = [variant.name for _, variant, _ in variants]
         proven = find_proven(matrices)
         is_proven = [(study, variant.name) in proven for study, variant, _ in variants]
-        untried = list_untried(cells, is_proven)
+        untried = list_untried(configs, is_proven)
         if slots is None:
             spawn = multiprocessing.get_context("spawn").Process
-            check = check_variants(spawn, cells, names, is_local, untried)
+            check = check_variants(spawn, configs, names, is_local, untried)
         else:
             fork = self.context.Process
-            check = check_variants(fork, cells, names, is_local, untried, slots.devices[0])
+            check = check_variants(fork, configs, names, is_local, untried, slots.devices[0])
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:
@@ -218,18 +221,18 @@ class Launcher:
     def _start_server_for(self, jobs: list[Job], limit: int | None) -> Slots:
         """Start the server with each cell's share of the cores, and return the slots."""
         slots = make_slots(limit)
-        self.share_cores(slots.processes_at_once(job.cell for job in jobs))
-        _start_server()
+        self.share_cores(slots.processes_at_once(jobs))
+        start_server()
         return slots
 
 
-def find_proven(matrices: list[Matrix]) -> set[tuple[str, str]]:
+def find_proven(matrices: list["Matrix"]) -> set[tuple[str, str]]:
     """Return the (study, variant) that have a result which the present code and data would give."""
     find_change = change_finder()
     proven = set()
     for matrix in matrices:
         for job in (*matrix.early_jobs, *matrix.jobs):
-            key = (matrix.name, job.cell.variant.partition("@")[0])
+            key = (matrix.name, job.variant.partition("@")[0])
             if key in proven:
                 continue
             result = folder.read_result(job.folder, job.identity)
@@ -256,7 +259,7 @@ def _choose_socket_folder() -> None:
     util.Finalize(None, folder.close, exitpriority=-101)
 
 
-def _start_server() -> None:
+def start_server() -> None:
     """Start the fork server if needed."""
     _choose_socket_folder()
     with block_interrupts():

@@ -1,31 +1,47 @@
 """Check of the models and data of variants before the first cell, in one process of its own.
 
 The process checks the variants in the order of the study and ends with the first wrong one
-(`train.check_cells`). The runner itself imports no PyTorch.
+(`train.check_cells`).
 """
 
+import copy
 import json
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lit_attn import train
 from lit_attn.ablate.display import format_seconds, write_line
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.signals import block_interrupts
-from lit_attn.config.cell import Cell
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from lit_attn.ablate.plan import Matrix
+    from lit_attn.ablate.variants import Variant
 
 CHECK_LIMIT = 1800.0  # Seconds of a check after which cells start without it.
 PROGRESS_SECONDS = 10.0  # Seconds between two lines about how far a check is.
 
 
+def find_variants(matrices: list["Matrix"], jobs: list[Job]) -> list[tuple[str, "Variant", Job]]:
+    """Return the variants of `jobs` in their order, with the study's name and one of the cells."""
+    cells = {(job.study, job.variant.partition("@")[0]): job for job in jobs}
+    variants = []
+    for matrix in matrices:
+        for variant in matrix.written:
+            key = (matrix.name, variant.name)
+            if key in cells:
+                variants.append((matrix.source.name, variant, cells[key]))
+    return variants
+
+
 def check_variants(
     create_process: Callable[..., BaseProcess],
-    cells: Sequence[Cell],
+    configs: Sequence[dict[str, Any]],
     names: Sequence[str],
     is_local: bool,
     untried: Sequence[int],
@@ -35,15 +51,15 @@ def check_variants(
 ) -> train.CheckEnd:
     """Check one cell of each variant, and return the first mistake and all warnings.
 
-    `names` are those of the variants. `is_local`: the data of the cells are on this machine.
+    `configs` are the values of the config.yaml of these cells, and `names` the variants.
+    `is_local`: the data of the cells are on this machine.
     `untried` are the numbers of the cells that make a step, on the `gpu` if there is one. There is
     only a warning if the process dies or needs more than `limit` seconds. `stream` gets the lines
     about how far the check is.
     """
-    # Not in files, which a killed runner could not remove.
-    contents = [cell.model_dump(mode="json") for cell in cells]
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    arguments = (contents, sender, is_local, list(untried), gpu)
+    # Not in files, which a killed runner could not remove.
+    arguments = (list(configs), sender, is_local, list(untried), gpu)
     process = create_process(target=train.check_cells, args=arguments)
     try:
         with block_interrupts():
@@ -95,25 +111,25 @@ def _give_up(reason: str) -> train.CheckEnd:
     return train.CheckEnd(None, [f"{train.NOT_CHECKED}: {reason}"])
 
 
-def list_untried(cells: Sequence[Cell], is_proven: Sequence[bool]) -> list[int]:
+def list_untried(configs: Sequence[dict[str, Any]], is_proven: Sequence[bool]) -> list[int]:
     """Return the numbers of the cells that make a step: the first of those with equal steps."""
     steps: set[str] = set()
     untried = []
-    for number, cell in enumerate(cells):
-        step = describe_step(cell)
+    for number, config in enumerate(configs):
+        step = describe_step(config)
         if not is_proven[number] and step not in steps:
             steps.add(step)
             untried.append(number)
     return untried
 
 
-def describe_step(cell: Cell) -> str:
+def describe_step(config: dict[str, Any]) -> str:
     """Return a text that is equal for cells whose first steps compute the same, but for rates."""
-    contents = cell.experiment.model_dump(mode="json", exclude={"schedule"})
+    contents = copy.deepcopy(config["experiment"])
+    del contents["schedule"]
     for key in ("lr", "weight_decay"):
         contents["optimizer"].pop(key, None)
     without_effect = ("diagnostics", "histograms", "loggers", "log_every", "profiler")
     for key in ("epochs", "stretch", "max_steps", "stop", *without_effect):
         contents["training"].pop(key, None)
-    match_to = None if cell.match_to is None else cell.match_to.model_dump(mode="json")
-    return json.dumps([contents, match_to], sort_keys=True)
+    return json.dumps([contents, config["match_to"]], sort_keys=True)

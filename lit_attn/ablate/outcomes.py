@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lit_attn.ablate.display import Snapshot, StartedCell
-from lit_attn.ablate.plan import Job
+from lit_attn.ablate.job import Job
 from lit_attn.cells import failure, folder
 from lit_attn.cells.records import FailureClass
 from lit_attn.schema.errors import program

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.match import apply_criteria, read_ratios
 from lit_attn.ablate.origin import claim_folder
 from lit_attn.ablate.screening import Design, apply_recorded, read_design, screen_variants
@@ -14,10 +14,10 @@ from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.ablate.variants import Variant, list_dropped_keys, list_levels, resolve
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Seal, Seals
-from lit_attn.cells.folder import CellStatus, State, read_cell
+from lit_attn.cells.folder import CellStatus, read_cell
 from lit_attn.cells.screening import FILE as SCREENING_FILE
 from lit_attn.cells.screening import Screening
-from lit_attn.config.cell import LARGEST_SEED, Cell
+from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import Published, SeedChoice
@@ -28,29 +28,6 @@ from lit_attn.schema.yaml_text import Mapping
 from lit_attn.tasks.metrics import list_events
 
 MAX_CELLS = 1_000_000  # Largest number of cells of a study.
-
-
-@dataclass(frozen=True)
-class Job:
-    """A cell and its folder."""
-
-    cell: Cell
-    folder: Path
-
-    @property
-    def variant(self) -> str:
-        return f"{self.cell.study}/{self.cell.variant}"
-
-    @cached_property
-    def name(self) -> str:
-        return f"{self.variant}/{self.cell.seed}"
-
-    @property
-    def identity(self) -> str:
-        return self.cell.fingerprint
-
-    def state(self) -> State:
-        return read_cell(self.folder, self.identity).state
 
 
 @dataclass(frozen=True)
@@ -160,7 +137,7 @@ class Matrix:
             levels={name: study.labels[name] for name in list_levels(study.labels, planned)},
             seeds=seeds,
             cells=self._plan_cells(seeds),
-            trials=[_plan_cell(job.cell, job.cell.variant) for job in self.early_jobs],
+            trials=[_plan_cell(job, job.variant) for job in self.early_jobs],
             events=list_events(self.baseline.experiment),
             best_test_epoch=study.best_test_epoch,
             parity=self.parity,
@@ -195,14 +172,14 @@ class Matrix:
     def _plan_cells(self, seeds: list[int]) -> list[records.PlannedCell]:
         """Return the records of the cells of all variants, seed by seed."""
         # Cells of this command already have their identities.
-        known_cells = {(job.cell.seed, job.cell.variant): job.cell for job in self.jobs}
+        known_jobs = {(job.seed, job.variant): job for job in self.jobs}
         planned = []
         for seed in seeds:
             for variant in self.variants:
-                cell = known_cells.get((seed, variant.cell_name))
-                if cell is None:
-                    cell = variant.cell(self.name, seed)
-                planned.append(_plan_cell(cell, variant.name))
+                job = known_jobs.get((seed, variant.cell_name))
+                if job is None:
+                    job = variant.job(self.folder, seed)
+                planned.append(_plan_cell(job, variant.name))
         return planned
 
     def write_plan(self) -> None:
@@ -272,17 +249,14 @@ class Matrix:
                 seed = int(number)
                 if seed > LARGEST_SEED or seed in seeds:
                     continue
-                cell = variant.cell(self.name, seed)
-                if path == self.folder / cell.folder:
+                if path == variant.job(self.folder, seed).folder:
                     seeds.add(seed)
         return seeds
 
 
-def _plan_cell(cell: Cell, variant: str) -> records.PlannedCell:
+def _plan_cell(job: Job, variant: str) -> records.PlannedCell:
     """Return the record of a cell in the plan of its study."""
-    return records.PlannedCell(
-        variant=variant, seed=cell.seed, identity=cell.fingerprint, path=cell.folder
-    )
+    return records.PlannedCell(variant=variant, seed=job.seed, identity=job.identity, path=job.path)
 
 
 def expand(
@@ -312,13 +286,13 @@ def expand(
     if search is None:
         tuned = {variant.name: variant for variant in written}
     else:
-        tuning, tuned, trials, without_values = _run_search(search, written, name, folder)
+        tuning, tuned, trials, without_values = _run_search(search, written, folder)
     variants = apply_criteria(source, written, folder, tuned)
     screening: Screening | None = None
     screening_jobs: list[Job] = []
     if design is not None:
         screening, screening_jobs = _run_screening(
-            source, design, written, variants, without_values, name, folder
+            source, design, written, variants, without_values, folder
         )
         variants = _choose_confirmed(variants, screening)
     published = _read_published(source, [variant.name for variant in written])
@@ -339,7 +313,7 @@ def expand(
         variants=variants,
         seeds=run_seeds,
         folder=folder,
-        jobs=_make_jobs(name, variants, run_seeds, folder),
+        jobs=_make_jobs(variants, run_seeds, folder),
         trials=trials,
         tuning=tuning,
         screening=screening,
@@ -378,7 +352,7 @@ def _choose_seeds(source: StudySource, choice: SeedChoice | None) -> tuple[int, 
 
 
 def _run_search(
-    search: Search, written: list[Variant], study: str, folder: Path
+    search: Search, written: list[Variant], folder: Path
 ) -> tuple[records.Tuning, dict[str, Variant], list[Job], set[str]]:
     """Return the record of a search, the tuned variants, and the known cells of the trials.
 
@@ -395,15 +369,12 @@ def _run_search(
             return None
         variant = variants[0]
         trial_name = f"{name}@{search.label(point)}"
-        trial_jobs = []
-        for seed in search.options.seeds:
-            cell = variant.cell(study, seed).model_copy(update={"variant": trial_name})
-            trial_jobs.append(Job(cell, folder / cell.folder))
-        ends = {job.cell.seed: read_cell(job.folder, job.identity) for job in trial_jobs}
+        trial_jobs = [variant.job(folder, seed, trial_name) for seed in search.options.seeds]
+        ends = {job.seed: read_cell(job.folder, job.identity) for job in trial_jobs}
         trial = search.summarize(point, ends)
         for job in trial_jobs:
             # The other seeds of a trial with a diverged cell are not needed.
-            if trial is None or ends[job.cell.seed].state in ("done", "diverged"):
+            if trial is None or ends[job.seed].state in ("done", "diverged"):
                 jobs[job.folder] = job
         return trial
 
@@ -424,7 +395,6 @@ def _run_screening(
     written: list[Variant],
     variants: list[Variant],
     without_values: set[str],
-    study: str,
     folder: Path,
 ) -> tuple[Screening, list[Job]]:
     """Return the record of a screening, and its cells that have ended or can be run now."""
@@ -435,8 +405,7 @@ def _run_screening(
         ends = {}
         jobs[variant.name] = []
         for seed in seeds:
-            cell = variant.cell(study, seed)
-            job = Job(cell, folder / cell.folder)
+            job = variant.job(folder, seed)
             ends[seed] = read_cell(job.folder, job.identity)
             jobs[variant.name].append(job)
         return ends
@@ -450,7 +419,7 @@ def _run_screening(
             # The other seeds of a variant with a diverged seed are not needed.
             variant_jobs = [job for job in variant_jobs if job.state() in ("done", "diverged")]
         needed += variant_jobs
-    needed.sort(key=lambda job: job.cell.seed)
+    needed.sort(key=lambda job: job.seed)
     return screening, needed
 
 
@@ -462,13 +431,11 @@ def _choose_confirmed(variants: list[Variant], screening: Screening) -> list[Var
     return [variant for variant in variants if variant.name in names]
 
 
-def _make_jobs(
-    study: str, variants: list[Variant], seeds: tuple[int, ...], folder: Path
-) -> list[Job]:
+def _make_jobs(variants: list[Variant], seeds: tuple[int, ...], folder: Path) -> list[Job]:
     """Return the cells of all variants, seed by seed, each once: criteria can share cells."""
     jobs: dict[Path, Job] = {}
     for seed in seeds:
         for variant in variants:
-            cell = variant.cell(study, seed)
-            jobs[folder / cell.folder] = Job(cell, folder / cell.folder)
+            job = variant.job(folder, seed)
+            jobs[job.folder] = job
     return list(jobs.values())

@@ -7,7 +7,8 @@ from typing import get_args
 
 import torch
 
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import Matrix
 from lit_attn.cells import records
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import MAX_FILES, change_finder, collect_data
@@ -47,7 +48,7 @@ def set_aside(job: Job) -> None:
     try:
         with hold_lock(job.folder):
             rename_aside(job.folder)
-        job.cell.write(job.folder / "config.yaml")
+        job.write_config()
     except CellLocked as error:
         raise ConfigError(f"rerun: {job.name} is running; stop it first") from error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import (
     Observer,
@@ -20,7 +21,6 @@ from lit_attn.ablate.outcomes import (
     make_os_failure,
     observe_nothing,
 )
-from lit_attn.ablate.plan import Job
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slots import Slot, Slots
 from lit_attn.cells import failure, folder, lock
@@ -62,6 +62,7 @@ class Runner:
         self.stall = stall
         self.observe = observe
         self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
+        self.retries = RETRIES
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
         self.tries: Counter[tuple[Path, FailureClass]] = Counter()
@@ -83,7 +84,7 @@ class Runner:
         """Run `jobs` in order. Cells that another runner holds come last."""
         self.queue = deque(jobs)
         self.before = {job.folder: len(folder.list_attempts(job.folder)) for job in self.queue}
-        self.launcher.share_cores(self.slots.processes_at_once(job.cell for job in self.queue))
+        self.launcher.share_cores(self.slots.processes_at_once(self.queue))
         with handle_signals(self._interrupt):
             try:
                 while self.running or ((self.queue or self.resting) and not self.urgency):
@@ -118,7 +119,7 @@ class Runner:
         for _ in range(len(self.queue)):
             if self.urgency or not self.queue:
                 return
-            slot = self.slots.reserve(self.queue[0].cell)
+            slot = self.slots.reserve(self.queue[0])
             if slot is None:
                 return
             job = self.queue.popleft()
@@ -153,7 +154,7 @@ class Runner:
     def _launch(self, slot: Slot, job: Job) -> bool:
         """Write the configuration of a cell and start its process. Return True if it started."""
         try:
-            job.cell.write(job.folder / "config.yaml")
+            job.write_config()
         except FileNotFoundError:
             # The cell has just started for another runner, and removes unfinished files.
             self.queue.append(job)
@@ -267,7 +268,7 @@ class Runner:
 
     def _warn_of_cpu(self, cell: CellProcess, result: Result) -> None:
         """Warn once if a cell with a GPU has trained on the CPU without being told to."""
-        is_automatic = cell.job.cell.experiment.training.accelerator == "auto"
+        is_automatic = cell.job.settings["experiment"]["training"]["accelerator"] == "auto"
         if cell.slot.gpus and is_automatic and result.device == "CPU" and not self.has_warned:
             self.has_warned = True
             gpus = ", ".join(cell.slot.gpus)
@@ -319,19 +320,19 @@ class Runner:
             return None
         key = (outcome.job.folder, outcome.failure)
         self.tries[key] += 1
-        if self.tries[key] > RETRIES.get(outcome.failure, 0):
+        if self.tries[key] > self.retries.get(outcome.failure, 0):
             return None
         return BACKOFF * 2.0 ** (self.tries[key] - 1)
 
     def _skip_failing_variant(self, outcome: Outcome) -> None:
         """Skip the seeds of a variant without results if its first seeds failed in the same way."""
-        variant = outcome.job.variant
+        variant = f"{outcome.job.study}/{outcome.job.variant}"
         end = describe_same_failures(outcome)
         self.ends[variant].append(end)
         has_result = any(outcome.job.folder.parent.glob("*/result.json"))
         if not end or has_result or self.ends[variant] != [end] * SAME_FAILURES:
             return
-        skipped = self._drop(lambda other: other.variant == variant)
+        skipped = self._drop(lambda job: job.folder.parent == outcome.job.folder.parent)
         if skipped:
             seeds = plural(skipped, "more seed")
             self.display.add_event(

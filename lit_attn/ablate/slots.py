@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_attn.ablate.job import Job
 from lit_attn.cells.launched import NO_GPU
-from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 
 
@@ -70,38 +70,38 @@ class Slots:
         """Name of one device."""
         return "core" if self.devices[0] is None else "GPU"
 
-    def check(self, cells: Iterable[Cell]) -> None:
+    def check(self, jobs: Iterable[Job]) -> None:
         """Raise ConfigError if a cell needs more devices than there are."""
-        for cell in cells:
-            wanted = cell.processes
+        for job in jobs:
+            wanted = job.processes
             if wanted > len(self.devices):
                 raise ConfigError(
-                    f"{cell.study}: variant '{cell.variant}': training.devices: {wanted} exceeds"
+                    f"{job.study}: variant '{job.variant}': training.devices: {wanted} exceeds"
                     f" the {len(self.devices)} {self.unit}s of this machine"
                 )
 
-    def at_once(self, cells: Iterable[Cell]) -> int:
-        """Return how many of `cells` can run at once at most: those on fewest devices first."""
+    def at_once(self, jobs: Iterable[Job]) -> int:
+        """Return how many of `jobs` can run at once at most: those on fewest devices first."""
         number = 0
         free = len(self.devices) * self.per_device
-        for wanted in sorted(cell.processes for cell in cells):
+        for wanted in sorted(job.processes for job in jobs):
             free -= wanted if wanted == 1 else wanted * self.per_device
             if free < 0 or number == self.limit:
                 break
             number += 1
         return max(1, number)
 
-    def processes_at_once(self, cells: Iterable[Cell]) -> int:
-        """Return how many processes of `cells` can run at once at most: one for each device."""
-        counts = sorted((cell.processes for cell in cells), reverse=True)
+    def processes_at_once(self, jobs: Iterable[Job]) -> int:
+        """Return how many processes of `jobs` can run at once at most: one for each device."""
+        counts = sorted((job.processes for job in jobs), reverse=True)
         places = max(len(self.devices), self.limit)
         return max(1, min(places, sum(counts[: self.limit])))
 
-    def reserve(self, cell: Cell) -> Slot | None:
-        """Reserve devices for `cell`. Return None if too few are free."""
+    def reserve(self, job: Job) -> Slot | None:
+        """Reserve devices for the cell of `job`. Return None if too few are free."""
         if self.count >= self.limit:
             return None
-        wanted = cell.processes
+        wanted = job.processes
         # Devices with fewer cells come first.
         order = sorted(range(len(self.devices)), key=lambda index: len(self.on_device[index]))
         free = [index for index in order if self._has_room(index, wanted)]

@@ -10,13 +10,12 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from lit_attn.ablate.display import make_display
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.match import read_ratios
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots
 from lit_attn.ablate.variants import Variant
@@ -65,13 +64,12 @@ def measure_step_times(matrix: Matrix, slots: Slots, *, is_noise_allowed: bool) 
 def _run_measurement(matrix: Matrix, variants: list[Variant], slots: Slots) -> StepTimes:
     """Return the step times of `variants`, the baseline first, measured in one process."""
     launcher = Launcher(TARGET)
-    cells = []
+    jobs = []
     for variant in matrix.written:
-        cells += [variant.cell("", seed) for seed in matrix.seeds]
-    launcher.share_cores(slots.processes_at_once(cells))
+        jobs += [variant.job(matrix.folder, seed) for seed in matrix.seeds]
+    launcher.share_cores(slots.processes_at_once(jobs))
     with temporary_folder() as folder:
-        cell = replace(variants[0], name="step-times").cell(matrix.name, 0)
-        job = Job(cell, folder / "cell")
+        job = variants[0].job(folder / matrix.name, 0, "step-times")
         for number, variant in enumerate(variants):
             path = job.folder / "timed" / f"{number:04}" / "config.yaml"
             variant.cell(matrix.name, 0).write(path)

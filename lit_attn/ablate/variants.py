@@ -17,6 +17,7 @@ from lit_attn.ablate.axes import (
     VariantSource,
     combine_axes,
 )
+from lit_attn.ablate.job import Job
 from lit_attn.cells.records import Metric
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -111,6 +112,18 @@ class Variant:
             metric=self.metric,
             parts=self.parts,
         )
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        return self.cell("", 0).model_dump(mode="json", exclude={"study", "variant", "seed"})
+
+    def job(self, study_folder: Path, seed: int, name: str | None = None) -> Job:
+        """Return the cell with `seed`; a trial of the variant has a `name` of its own."""
+        cell = self.cell(study_folder.name, seed)
+        if name is not None:
+            cell = cell.model_copy(update={"variant": name})
+        folder = study_folder / cell.folder
+        return Job(folder, cell.study, cell.variant, seed, cell.fingerprint, self._settings)
 
 
 def resolve(source: StudySource, changes: Mapping | None = None) -> list[Variant]:

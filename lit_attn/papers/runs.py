@@ -53,7 +53,7 @@ def expand_paper(
         matrix = expand(studies[study], out, changes, seeds, smoke)
         names[study] = [variant.name for variant in matrix.variants]
         source.require(f"study '{study}' has no variant", sorted(variants), names[study])
-        jobs = [job for job in matrix.jobs if job.cell.variant in variants]
+        jobs = [job for job in matrix.jobs if job.variant in variants]
         matrices.append(replace(matrix, jobs=jobs))
     # With a size, other variants stand in for those that the readings name.
     if not source.size:
@@ -92,7 +92,7 @@ def estimate_costs(
     costs: dict[Reference, float] = {}
     for matrix in matrices:
         samples = source.paper.samples.get(matrix.source.name)
-        counts = Counter(job.cell.variant for job in matrix.jobs)
+        counts = Counter(job.variant for job in matrix.jobs)
         for variant in matrix.variants:
             count = counts[variant.name]
             if not count:

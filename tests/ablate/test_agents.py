@@ -50,9 +50,9 @@ class Program:
         matrix.write_plan()
         for job in matrix.jobs:
             if job.identity in missing:
-                noise = np.random.default_rng([job.cell.seed, 7]).normal(0, 0.002)
-                own_noise = np.random.default_rng([job.cell.seed, len(job.cell.variant)])
-                accuracy = 0.7 + EFFECTS[job.cell.variant] + noise + own_noise.normal(0, 0.002)
+                noise = np.random.default_rng([job.seed, 7]).normal(0, 0.002)
+                own_noise = np.random.default_rng([job.seed, len(job.variant)])
+                accuracy = 0.7 + EFFECTS[job.variant] + noise + own_noise.normal(0, 0.002)
                 job.folder.mkdir(parents=True)
                 record = result(job.cell, {"test/accuracy": float(accuracy)})
                 record.write(job.folder / "result.json")

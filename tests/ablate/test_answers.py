@@ -65,16 +65,16 @@ def test_the_status_has_progress_failures_and_advice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     matrix = expand(studies.study(tmp_path, make_body("ok", "crash", "running")), Path("runs"))
-    run([job for job in matrix.jobs if job.cell.variant != "running"])
+    run([job for job in matrix.jobs if job.variant != "running"])
     matrix.write_plan()
-    going = next(job for job in matrix.jobs if job.cell.variant == "running")
+    going = next(job for job in matrix.jobs if job.variant == "running")
     with hold_lock(going.folder):
         (going.folder / "progress.json").write_text('{"step": 25, "total": 100}')
         assert main(["status", "--json"]) == 0
     (study,) = read_answer(capsys.readouterr().out)["studies"]
     assert study["counts"] == {"done": 2, "error": 2, "running": 1, "missing": 1}
     cells = {(cell["variant"], cell["seed"]): cell for cell in study["cells"]}
-    running = cells["running", going.cell.seed]
+    running = cells["running", going.seed]
     assert (running["step"], running["steps"]) == (25, 100)
     crashed = cells["crash", 0]
     assert "the reactor is on fire" in crashed["message"]

@@ -9,8 +9,9 @@ from helpers.runs import make_body
 
 from lit_attn.ablate.display import Display
 from lit_attn.ablate.early import EarlyTables
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
 
@@ -44,12 +45,12 @@ def make_early(matrix: Matrix) -> EarlyTables:
 
 def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix) -> None:
     reports = matrix.folder.parents[1] / "reports" / "tiny"
-    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
-    assert [job.cell.variant for job in first_seed] == ["ok", "ok-2"]
+    first_seed = [job for job in matrix.jobs if job.seed == 0]
+    assert [job.variant for job in first_seed] == ["ok", "ok-2"]
     early = make_early(matrix)
     assert run(first_seed[:1], early) == []
     assert not reports.exists()
-    third = next(job for job in matrix.jobs if job.cell.seed == 1)
+    third = next(job for job in matrix.jobs if job.seed == 1)
     (line,) = run([first_seed[1], third], early)
     assert line == f"tables   first ones, 2 cells to come: {reports / 'table.html'}"
     rows = (reports / "table.csv").read_text().splitlines()
@@ -58,8 +59,8 @@ def test_tables_are_written_once_when_every_variant_has_a_result(matrix: Matrix)
 
 
 def test_a_study_without_missing_cells_gets_its_last_tables_alone(matrix: Matrix) -> None:
-    single = [job for job in matrix.jobs if job.cell.variant == "ok"]
-    others = [job for job in matrix.jobs if job.cell.variant == "ok-2"]
+    single = [job for job in matrix.jobs if job.variant == "ok"]
+    others = [job for job in matrix.jobs if job.variant == "ok-2"]
     assert run(single, make_early(matrix)) == []
     early = make_early(matrix)
     (line,) = run(others, early)
@@ -67,9 +68,9 @@ def test_a_study_without_missing_cells_gets_its_last_tables_alone(matrix: Matrix
 
 
 def test_tables_of_an_earlier_run_are_not_the_first_ones(matrix: Matrix) -> None:
-    run([job for job in matrix.jobs if job.cell.seed == 0], make_early(matrix))
+    run([job for job in matrix.jobs if job.seed == 0], make_early(matrix))
     early = make_early(matrix)
-    assert run([job for job in matrix.jobs if job.cell.seed == 1], early) == []
+    assert run([job for job in matrix.jobs if job.seed == 1], early) == []
 
 
 def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> None:
@@ -84,11 +85,11 @@ def test_tables_that_cannot_be_written_do_not_stop_the_cells(matrix: Matrix) -> 
 
 def test_results_of_another_runner_count(matrix: Matrix) -> None:
     """Each of two runners on the same folder trains one of the variants."""
-    ok, other = [job for job in matrix.jobs if job.cell.seed == 0]
+    ok, other = [job for job in matrix.jobs if job.seed == 0]
     early = make_early(matrix)
     assert run([ok], early) == []
     run([other], make_early(matrix))
-    third = next(job for job in matrix.jobs if job.cell.seed == 1)
+    third = next(job for job in matrix.jobs if job.seed == 1)
     (line,) = run([third], early)
     assert "1 cell to come" in line
 
@@ -110,7 +111,7 @@ def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.Mon
         raise TypeError("a mistake\nin the report")
 
     monkeypatch.setattr("lit_attn.ablate.early.write_reports", break_report)
-    first_seed = [job for job in matrix.jobs if job.cell.seed == 0]
+    first_seed = [job for job in matrix.jobs if job.seed == 0]
     (error,) = run(first_seed, make_early(matrix))
     expected = "first ones of tiny not written: this is a mistake of lit_attn (TypeError: a mistake"
     assert error.startswith(f"tables   {expected} in the report, ")
@@ -119,7 +120,7 @@ def test_an_unexpected_error_is_one_line(matrix: Matrix, monkeypatch: pytest.Mon
 
 def test_a_run_of_some_seeds_needs_no_first_tables(matrix: Matrix) -> None:
     """After its last cell it writes its tables, though the plan has more seeds."""
-    jobs = [job for job in matrix.jobs if job.cell.seed == 0]
+    jobs = [job for job in matrix.jobs if job.seed == 0]
     folders = [job.folder for job in jobs]
     early = EarlyTables(matrix.folder.parent, matrix.folder.parents[1] / "reports", folders)
     assert run(jobs, early) == []

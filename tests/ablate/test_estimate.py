@@ -40,7 +40,7 @@ def matrix(path: Path, body: str) -> Matrix:
 def test_hours_follow_from_timings_and_devices(tmp_path: Path) -> None:
     measured = matrix(tmp_path, TWO)
     assert timing(1800).seconds == 1800
-    kinds = {job.cell.variant: job.cell.kind for job in measured.jobs}
+    kinds = {job.variant: job.cell.kind for job in measured.jobs}
     timings = {kinds["a"]: timing(1800), kinds["c"]: timing(3600)}
     cores = Slots([None] * 4)
     # Two seeds each: half an hour on one core, and one hour on two cores. Four cores are busy.
@@ -54,7 +54,7 @@ def test_the_hours_of_a_screening_name_those_of_the_confirmation(tmp_path: Path)
     screened = designs.read(tmp_path)
     timings = {}
     for place, variant in enumerate(designs.NAMES):
-        (kind,) = {j.cell.kind for j in screened.screening_jobs if j.cell.variant == variant}
+        (kind,) = {j.cell.kind for j in screened.screening_jobs if j.variant == variant}
         timings[kind] = timing(1800 + 900 * place)
     cores = Slots([None] * 4)
     # Ten cells of an hour in the mean, and nine fresh ones.

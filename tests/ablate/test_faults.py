@@ -27,9 +27,10 @@ from helpers.runs import (
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import Outcome, Summary
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import RETRIES, Runner
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
@@ -79,7 +80,7 @@ def test_a_hang_is_killed_with_its_stack_in_the_log_and_retried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expire_hangs(monkeypatch, STALL, "child.pid")
-    stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.cell.seed == 0)
+    stuck, once = (job for job in jobs(tmp_path, "stuck", "stuckonce") if job.seed == 0)
     summary, events = run([stuck, once], STALL)
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/stuck/0", "timed-out")]
     assert failures(stuck) == ["timed-out"] * 2
@@ -120,7 +121,7 @@ def test_a_cell_that_makes_steps_does_not_count_as_hanging(
 
 @pytest.mark.process
 def test_a_killed_cell_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
-    always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.cell.seed == 0)
+    always, once = (job for job in jobs(tmp_path, "killed", "killedonce") if job.seed == 0)
     summary, events = run([always, once])
     assert [(o.job.name, o.failure) for o in summary.failed] == [("tiny/killed/0", "killed")]
     assert failures(always) == ["killed"] * (RETRIES["killed"] + 1)
@@ -184,7 +185,7 @@ def test_an_out_of_memory_error_of_torch_is_out_of_memory() -> None:
 def test_a_full_disk_is_no_space(small_disk: Path) -> None:
     """The class is known even if the record of the failure cannot be written."""
     first, full, second = (
-        next(job for job in jobs(small_disk, "ok", "full", "ok-2") if job.cell.variant == name)
+        next(job for job in jobs(small_disk, "ok", "full", "ok-2") if job.variant == name)
         for name in ("ok", "full", "ok-2")
     )
     assert run([first])[0].failed == []
@@ -230,12 +231,12 @@ def test_a_failure_is_recorded_as_soon_as_the_disk_has_space(
 
 def test_a_full_disk_during_locking_has_its_own_exit_code(small_disk: Path) -> None:
     """The cell has no log, and the disk may have space again when its end is recorded."""
-    (job,) = (job for job in jobs(small_disk, "ok") if job.cell.seed == 0)
-    job.cell.write(job.folder / "config.yaml")
+    (job,) = (job for job in jobs(small_disk, "ok") if job.seed == 0)
+    job.write_config()
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2**21))
-    slot = make_slots(1).reserve(job.cell)
+    slot = make_slots(1).reserve(job)
     assert slot is not None
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == DISK_FULL
@@ -330,7 +331,7 @@ def test_too_many_open_files_only_delay_a_cell(
 ) -> None:
     # A fork server with torch needs about a second to end.
     monkeypatch.setattr(runner, "BACKOFF", 1.0)
-    cells = [job for job in jobs(tmp_path, "gated", "ok") if job.cell.seed == 0]
+    cells = [job for job in jobs(tmp_path, "gated", "ok") if job.seed == 0]
     taken: list[int] = []
 
     class Exhausting(Recorder):
@@ -409,7 +410,7 @@ def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: P
     assert output.count("skipped") == 1
     message = "skipped  tiny/crash  2 more seeds: 2 seeds failed in the same way"
     assert message in output
-    assert {job.state() for job in cells if job.cell.variant != "crash"} == {"done"}
+    assert {job.state() for job in cells if job.variant != "crash"} == {"done"}
     # The next run tries the skipped seeds.
     summary, _ = run([job for job in cells if job.state() == "missing"], at_once=1)
     assert {o.job.name for o in summary.failed} == {"tiny/crash/2", "tiny/crash/3"}
@@ -418,7 +419,7 @@ def test_the_other_seeds_of_a_variant_that_fails_at_once_are_skipped(tmp_path: P
     assert result.parent.parent.name == "crash"
     result.parent.mkdir()
     result.touch()
-    summary, _ = run([job for job in cells if job.cell.variant == "crash"], at_once=1)
+    summary, _ = run([job for job in cells if job.variant == "crash"], at_once=1)
     assert len(summary.failed) == 4
 
 
@@ -442,7 +443,7 @@ def test_a_study_without_a_result_ends_after_the_same_exception_in_two_seeds(
 ) -> None:
     study = studies.study(tmp_path, make_body("crash", "diverged", "killed"))
     cells = expand(study, tmp_path / "runs", seeds=(0, 1, 2)).jobs
-    cells.sort(key=lambda job: job.cell.variant)
+    cells.sort(key=lambda job: job.variant)
     summary, output = run(cells, at_once=1)
     assert {o.job.name for o in summary.failed} == {"tiny/crash/0", "tiny/crash/1"}
     assert "skipped  tiny  6 more cells: 2 cells ended with the same exception" in output

@@ -20,7 +20,8 @@ from PIL import Image
 
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.dry_run import has_files
-from lit_attn.ablate.input_files import find_variants, require_inputs
+from lit_attn.ablate.input_files import require_inputs
+from lit_attn.ablate.model_check import find_variants
 from lit_attn.ablate.plan import expand
 from lit_attn.data.text.labelled import LabelledText
 from lit_attn.schema.errors import ConfigError
@@ -58,8 +59,8 @@ def check_data(folder: Path, data: str) -> str:
     error_line = ""
     try:
         require_inputs([matrix], matrix.jobs)
-        ((study, variant, cell), _) = find_variants([matrix], matrix.jobs)
-        if mistake := find_mistake([cell.model_dump(mode="json")]):
+        ((study, variant, job), _) = find_variants([matrix], matrix.jobs)
+        if mistake := find_mistake([job.config]):
             raise variant.error(study, mistake[1])
     except ConfigError as error:
         error_line = str(error)
@@ -269,7 +270,7 @@ def test_data_that_only_the_jobs_see_are_left_to_the_jobs(tmp_path: Path) -> Non
     data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
     experiment = f"data: {data}" + studies.EXPERIMENT.partition("\n")[2]
     matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
-    cells = [matrix.jobs[0].cell.model_dump(mode="json")]
+    cells = [matrix.jobs[0].config]
     assert find_mistake(cells, has_data=False) is None
     mistake = find_mistake(cells)
     assert mistake is not None
@@ -286,7 +287,7 @@ def test_errors_in_the_code_of_the_user_are_left_to_the_cells(
     """The other variants of the study still run."""
     matrix = expand(studies.study(tmp_path, BODY), tmp_path / "runs")
     monkeypatch.setattr("lit_attn.models.factory.build", lambda *_: {}["no such key"])
-    assert find_mistake([job.cell.model_dump(mode="json") for job in matrix.jobs]) is None
+    assert find_mistake([job.config for job in matrix.jobs]) is None
 
 
 def test_a_runner_that_is_killed_during_the_check_leaves_no_file(tmp_path: Path) -> None:

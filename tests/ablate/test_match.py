@@ -73,7 +73,7 @@ def test_criteria_give_blocks_that_share_the_baseline(tmp_path: Path) -> None:
     assert names[("b", "flops")] == ("b@flops", pytest.approx(expected, rel=1e-3))
     # A cell is complete: alone it trains the same number of steps.
     path = tmp_path / "config.yaml"
-    cells = {job.cell.variant: job.cell for job in matrix.jobs}
+    cells = {job.variant: job.cell for job in matrix.jobs}
     assert len({cell.fingerprint for cell in cells.values()}) == len(cells) == 7
     cells["b@time"].write(path)
     assert Cell.read(path).fingerprint == cells["b@time"].fingerprint
@@ -247,7 +247,7 @@ def test_wrong_data_are_told_before_step_times_are_measured(
     (tmp_path / "mine.npz").touch()
     end = CheckEnd((1, "data.classes: 2, but train has 3", "", False), [])
     monkeypatch.setattr(launch, "check_variants", lambda *arguments: end)
-    monkeypatch.setattr(launch, "_start_server", lambda: None)
+    monkeypatch.setattr(launch, "start_server", lambda: None)
     assert ablate.main(command) == 2
     assert "experiment.yaml:1: tiny: variant 'b': data.classes: 2" in capsys.readouterr().err
 

@@ -96,10 +96,10 @@ def test_a_check_without_an_end_is_given_up() -> None:
 def test_variants_that_differ_in_a_rate_share_a_step(tmp_path: Path) -> None:
     body = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1}, c: {attention: belief2}}"
     matrix = expand(studies.study(tmp_path, body), tmp_path / "runs")
-    cells = [job.cell for job in matrix.jobs if job.cell.seed == 0]
+    cells = [job.config for job in matrix.jobs if job.seed == 0]
     assert list_untried(cells, [False] * 3) == [0, 2]
     # The step of b does not come from a, which has a result.
     assert list_untried(cells, [True, False, True]) == [1]
-    steps = {job.cell.variant: describe_step(job.cell) for job in matrix.jobs}
+    steps = {job.variant: describe_step(job.config) for job in matrix.jobs}
     assert len(set(steps.values())) == 2
-    assert all(describe_step(job.cell) == steps[job.cell.variant] for job in matrix.jobs)
+    assert all(describe_step(job.config) == steps[job.variant] for job in matrix.jobs)

@@ -59,7 +59,7 @@ def test_a_trial_is_named_by_what_it_changes(
 ) -> None:
     expanded = matrix(tmp_path, *settings)
     assert (expanded.name, expanded.folder) == (name, tmp_path / "runs" / name)
-    assert {job.cell.study for job in expanded.jobs} == {name}
+    assert {job.study for job in expanded.jobs} == {name}
 
 
 def test_settings_that_cannot_name_a_folder_become_a_hash_and_stand_in_the_title(
@@ -129,7 +129,7 @@ def test_a_smoke_run_has_its_own_folder_in_every_out_folder(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_seeds_come_before_variants(tmp_path: Path) -> None:
     """A run that stops early still compares all variants."""
-    seeds = [job.cell.seed for job in matrix(tmp_path).jobs]
+    seeds = [job.seed for job in matrix(tmp_path).jobs]
     assert seeds == [0, 0, 1, 1]
 
 
@@ -189,7 +189,7 @@ def test_seeds_of_a_simultaneous_command_are_in_the_report(tmp_path: Path) -> No
     expanded = matrix(tmp_path)
     for seed in (7, 0):
         (other,) = expand(expanded.source, tmp_path / "runs", seeds=(seed,)).jobs[:1]
-        other.cell.write(other.folder / "config.yaml")
+        other.write_config()
         result(other.cell).write(other.folder / "result.json")
     (expanded.folder / "ok" / "8-0123456789").mkdir()
     (expanded.folder / "ok" / "x-0123456789").mkdir()

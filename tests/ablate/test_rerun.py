@@ -8,7 +8,8 @@ from helpers import fake_cells, studies
 from helpers.runs import count_runs, jobs, make_body, run_cli
 
 from lit_attn.ablate.__main__ import main
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.rerun import select_cells, set_aside
 from lit_attn.cells.folder import read_result
 from lit_attn.cells.inputs import change_finder
@@ -122,7 +123,7 @@ def test_changed_data_are_stale_at_once_and_rerun_compares_their_content(
     body = "baseline: a\nmetric: {name: test/loss}\ncells: {a: {}}"
     matrix = expand(studies.study(tmp_path, body, TEXT), tmp_path / "runs", seeds=(0,))
     (job,) = matrix.jobs
-    job.cell.write(job.folder / "config.yaml")
+    job.write_config()
     run_cell(job.folder)
 
     def find() -> str:

@@ -26,8 +26,8 @@ from helpers.runs import (
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display, Snapshot
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells import folder, lock
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("retry_at_once")
 def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
     cells = jobs(tmp_path, "ok", "crash", "diverged", "killed", "silent", "ok-2")
     summary, output = run(cells)
-    ends = {(o.job.cell.variant, o.job.cell.seed): o.failure for o in summary.outcomes}
+    ends = {(o.job.variant, o.job.seed): o.failure for o in summary.outcomes}
     assert ends == {
         (variant, seed): failure
         for seed in (0, 1)
@@ -54,7 +54,7 @@ def test_a_failing_cell_does_not_affect_other_cells(tmp_path: Path) -> None:
         }.items()
     }
     assert {job.state() for job in cells} == {"done", "error", "diverged", "killed"}
-    crash = next(job for job in cells if job.cell.variant == "crash")
+    crash = next(job for job in cells if job.variant == "crash")
     assert (
         "FAILED   tiny/crash/0  error: RuntimeError: the reactor is on fire\n"
         f"         run alone: lit-attn train {crash.folder}"
@@ -312,8 +312,8 @@ def test_a_failure_counts_for_both_runners(tmp_path: Path) -> None:
 def test_a_cell_is_locked_until_its_failure_is_recorded(tmp_path: Path) -> None:
     """Without the lock, another runner would take the cell for interrupted and run it again."""
     job = jobs(tmp_path, "crash")[0]
-    job.cell.write(job.folder / "config.yaml")
-    slot = make_slots(1).reserve(job.cell)
+    job.write_config()
+    slot = make_slots(1).reserve(job)
     assert slot is not None
     cell = Launcher(fake_cells.TARGET).start(job, slot, 0)
     assert cell.end() == 1
@@ -329,7 +329,7 @@ def test_a_cell_does_not_start_after_a_new_failure(tmp_path: Path) -> None:
     """Another runner may run a cell between the check of its state and its lock."""
     job = jobs(tmp_path, "crash")[0]
     run([job])
-    slot = make_slots(1).reserve(job.cell)
+    slot = make_slots(1).reserve(job)
     assert slot is not None
     launcher = Launcher(fake_cells.TARGET)
     assert launcher.start(job, slot, 0).end() == BUSY

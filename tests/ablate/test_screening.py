@@ -22,8 +22,8 @@ VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
 
 def list_seeds(matrix: Matrix) -> tuple[set[int], set[int]]:
     """Return the seeds of the screening and those of the confirmation."""
-    screened = {job.cell.seed for job in matrix.screening_jobs}
-    confirmed = {job.cell.seed for job in matrix.jobs}
+    screened = {job.seed for job in matrix.screening_jobs}
+    confirmed = {job.seed for job in matrix.jobs}
     planned = {cell.seed for cell in matrix.plan().cells}
     return screened, confirmed | planned
 
@@ -31,7 +31,7 @@ def list_seeds(matrix: Matrix) -> tuple[set[int], set[int]]:
 def test_all_variants_are_screened_before_any_is_confirmed(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.read(tmp_path)
-    cells = [(job.cell.variant, job.cell.seed) for job in matrix.screening_jobs]
+    cells = [(job.variant, job.seed) for job in matrix.screening_jobs]
     assert cells == [(name, seed) for seed in (0, 1) for name in designs.NAMES]
     assert matrix.jobs == []
     plan = matrix.plan()
@@ -45,7 +45,7 @@ def test_the_best_variants_and_the_baseline_are_confirmed_with_fresh_seeds(tmp_p
     designs.write(tmp_path)
     matrix = designs.finish_screening(tmp_path, VALUES)
     assert designs.kept(matrix) == ["b", "d"]
-    confirmed = [(job.cell.variant, job.cell.seed) for job in matrix.jobs]
+    confirmed = [(job.variant, job.seed) for job in matrix.jobs]
     names = ("base", "b", "d")
     assert confirmed == [(name, seed) for seed in (1000, 1001, 1002) for name in names]
     plan = Plan.load(tmp_path / "runs/tiny/plan.json")
@@ -60,7 +60,7 @@ def test_test_results_choose_no_variant(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.read(tmp_path)
     for job in matrix.screening_jobs:
-        value = VALUES[job.cell.variant]
+        value = VALUES[job.variant]
         designs.finish(job, value, test=1 - value)
     assert designs.kept(designs.read(tmp_path)) == ["b", "d"]
 
@@ -90,7 +90,7 @@ def test_variants_that_tie_with_the_last_kept_one_are_kept(tmp_path: Path) -> No
     matrix = designs.read(tmp_path)
     sums = {"base": (0.0, 0.0), "a": (0.1, 0.1), "b": (0.1, 0.2), "c": (0.2, 0.1), "d": (0.3, 0.0)}
     for job in matrix.screening_jobs:
-        designs.finish(job, sums[job.cell.variant][job.cell.seed])
+        designs.finish(job, sums[job.variant][job.seed])
     assert designs.kept(designs.read(tmp_path)) == ["b", "c", "d"]
 
 
@@ -98,14 +98,14 @@ def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.read(tmp_path)
     for job in matrix.screening_jobs:
-        if job.cell.variant == "d" and job.cell.seed == 0:
+        if job.variant == "d" and job.seed == 0:
             designs.fail(job, "diverged")
-        elif job.cell.variant != "d":
-            designs.finish(job, VALUES[job.cell.variant])
+        elif job.variant != "d":
+            designs.finish(job, VALUES[job.variant])
     matrix = designs.read(tmp_path)
     assert designs.kept(matrix) == ["b", "c"]
     # Its other seed is not needed.
-    names = [job.name for job in matrix.screening_jobs if job.cell.variant == "d"]
+    names = [job.name for job in matrix.screening_jobs if job.variant == "d"]
     assert names == ["tiny/d/0"]
     assert matrix.screening is not None
     assert matrix.screening.screened_out[-1].variant == "d"
@@ -115,13 +115,13 @@ def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
 def test_fewer_variants_than_planned_are_kept_if_the_others_diverge(tmp_path: Path) -> None:
     designs.write(tmp_path)
     for job in designs.read(tmp_path).screening_jobs:
-        if job.cell.variant in ("base", "c"):
+        if job.variant in ("base", "c"):
             designs.finish(job, 0.5)
         else:
             designs.fail(job, "diverged")
     matrix = designs.read(tmp_path)
     assert designs.kept(matrix) == ["c"]
-    assert {job.cell.variant for job in matrix.jobs} == {"base", "c"}
+    assert {job.variant for job in matrix.jobs} == {"base", "c"}
 
 
 def test_without_any_value_nothing_is_confirmed(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_without_any_value_nothing_is_confirmed(tmp_path: Path) -> None:
     # The study is not decided: a screening that is repeated can keep variants.
     matrix.write_plan()
     for job in matrix.screening_jobs:
-        designs.finish(job, VALUES[job.cell.variant])
+        designs.finish(job, VALUES[job.variant])
     assert designs.kept(designs.read(tmp_path)) == ["b", "d"]
 
 
@@ -145,7 +145,7 @@ def test_a_failed_cell_keeps_the_screening_open(tmp_path: Path) -> None:
         if job.name == "tiny/a/1":
             designs.fail(job, "killed")
         else:
-            designs.finish(job, VALUES[job.cell.variant])
+            designs.finish(job, VALUES[job.variant])
     matrix = designs.read(tmp_path)
     assert designs.kept(matrix) is None
     assert matrix.jobs == []
@@ -156,7 +156,7 @@ def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Pat
     matrix = designs.finish_screening(tmp_path, VALUES)
     before = (tmp_path / "runs/tiny/screening.json").read_bytes()
     for job in matrix.screening_jobs:
-        designs.finish(job, 1 - VALUES[job.cell.variant])
+        designs.finish(job, 1 - VALUES[job.variant])
     matrix = designs.read(tmp_path)
     matrix.write_plan()
     assert designs.kept(matrix) == ["b", "d"]
@@ -170,7 +170,7 @@ def test_a_result_that_is_computed_again_chooses_no_other_variants(tmp_path: Pat
         "tiny/e/1",
     ]
     for job in matrix.screening_jobs:
-        designs.finish(job, 1 - VALUES.get(job.cell.variant, 0.0))
+        designs.finish(job, 1 - VALUES.get(job.variant, 0.0))
     assert designs.kept(designs.read(tmp_path)) == ["a", "e"]
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_record_chooses_no_other_variants(tmp_path: Path) -> None:
     designs.write(tmp_path)
     matrix = designs.finish_screening(tmp_path, VALUES)
     for job in matrix.screening_jobs:
-        designs.finish(job, 1 - VALUES[job.cell.variant])
+        designs.finish(job, 1 - VALUES[job.variant])
     (tmp_path / "runs/tiny/screening.json").write_text("{")
     with pytest.raises(ConfigError, match=r"screening\.json: cannot be read; move it away"):
         designs.read(tmp_path)
@@ -194,7 +194,7 @@ def test_a_study_that_goes_back_to_seeds_has_no_screening(tmp_path: Path) -> Non
     matrix.write_plan()
     assert matrix.screening is None
     # The seeds of the screening are cells of the study.
-    assert [job.cell.seed for job in matrix.jobs if job.state() == "done"] == [0] * 5 + [1] * 5
+    assert [job.seed for job in matrix.jobs if job.state() == "done"] == [0] * 5 + [1] * 5
     assert not record.exists()
 
 
@@ -367,7 +367,7 @@ def test_variants_are_tuned_before_they_are_screened(tmp_path: Path) -> None:
     assert len(matrix.trials) == 10
     assert matrix.screening_jobs == matrix.jobs == []
     for job in matrix.trials:
-        if job.cell.variant.startswith("d@"):
+        if job.variant.startswith("d@"):
             designs.fail(job, "diverged")
         else:
             decay = job.cell.experiment.optimizer.weight_decay
@@ -376,11 +376,11 @@ def test_variants_are_tuned_before_they_are_screened(tmp_path: Path) -> None:
     assert matrix.screening is not None
     # The metric of the search ranks the variants, too.
     assert matrix.screening.select.name == "val/loss"
-    variants = {job.cell.variant for job in matrix.screening_jobs}
+    variants = {job.variant for job in matrix.screening_jobs}
     assert variants == {"base", "a", "b", "c"}
     assert {j.cell.experiment.optimizer.weight_decay for j in matrix.screening_jobs} == {0.5}
     for job in matrix.screening_jobs:
-        designs.finish(job, VALUES[job.cell.variant])
+        designs.finish(job, VALUES[job.variant])
     matrix = designs.read(tmp_path)
     # A variant whose trials have all diverged is screened out.
     assert designs.kept(matrix) == ["b", "c"]
@@ -396,7 +396,7 @@ def test_equal_flops_hold_in_both_stages(tmp_path: Path) -> None:
     stretches = {}
     for job in (*matrix.screening_jobs, *matrix.jobs):
         stretch = job.cell.experiment.training.stretch
-        assert stretches.setdefault(job.cell.variant, stretch) == stretch
+        assert stretches.setdefault(job.variant, stretch) == stretch
     assert stretches["b"] == 1
     assert stretches["d"] != 1
 
@@ -405,7 +405,7 @@ def test_step_times_are_measured_before_the_screening(tmp_path: Path) -> None:
     designs.write(tmp_path, more="match: time")
     matrix = designs.read(tmp_path)
     assert not matrix.is_measured
-    assert {job.cell.variant for job in matrix.screening_jobs} == {"base"}
+    assert {job.variant for job in matrix.screening_jobs} == {"base"}
     assert designs.kept(matrix) is None
 
 
@@ -418,7 +418,7 @@ def test_a_side_study_has_a_screening_of_its_own(tmp_path: Path) -> None:
     assert side.name == "tiny@training.max_steps=3"
     assert designs.kept(side) is None
     smoke = expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path, smoke=True)
-    assert {job.cell.variant for job in smoke.screening_jobs} == set(designs.NAMES)
+    assert {job.variant for job in smoke.screening_jobs} == set(designs.NAMES)
 
 
 def test_cells_of_both_stages_can_be_run_again(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_look_is_one_at_fresh_seeds(tmp_path: Path) -> None:
     # Eight seeds of the screening are none of the confirmation.
     assert not (tmp_path / "runs/tiny/looks.json").exists()
     for job in matrix.jobs:
-        if job.cell.seed < 1010:
+        if job.seed < 1010:
             designs.finish(job, 0.5)
     (record,) = read_records(tmp_path / "runs")
     record_look(record, tmp_path / "runs/tiny")

@@ -92,7 +92,7 @@ def test_a_failed_cell_that_is_run_again_leaves_the_choice_to_the_next_run(tmp_p
         if job.name == "tiny/b-good/1":
             designs.fail(job, "error")
         else:
-            designs.finish(job, 0.3 if job.cell.variant == "c-dull" else 0.5)
+            designs.finish(job, 0.3 if job.variant == "c-dull" else 0.5)
     words = ("-m", "helpers.fake_cells", "rerun", "failed", "ablations.yaml")
     done = run_python(tmp_path, *words)
     assert done.returncode == 0, done.stdout

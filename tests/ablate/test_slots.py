@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from helpers import fake_cells
 from helpers.runs import jobs
-from helpers.training_cells import digits_cell
 
 from lit_attn.ablate.display import Display
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slot, Slots, count_cores, make_slots
-from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.training.process_group import choose_device
 
@@ -28,9 +27,9 @@ END
 """
 
 
-def cell(seed: int = 0, lr: float = 1.0, devices: int = 1) -> Cell:
-    training = {"devices": devices, "accelerator": "cpu"}
-    return digits_cell(seed=seed, optimizer={"lr": lr}, training=training)
+def cell(seed: int = 0, devices: int = 1) -> Job:
+    settings = {"experiment": {"training": {"devices": devices}}}
+    return Job(Path(), "tiny", "ok", seed, "", settings)
 
 
 def cores_of(number: int, limit: int | None = None) -> Slots:
@@ -124,14 +123,6 @@ def test_a_cell_on_several_devices_shares_none() -> None:
     assert slots.reserve(cell(0)) is None
     slots.release(both)
     assert slots.reserve(cell(0)) is not None
-
-
-def test_cells_that_differ_only_in_the_seed_have_one_kind() -> None:
-    """The identities are computed first, as in a runner."""
-    cells = [cell(0), cell(1), cell(0, lr=2.0), cell(0, devices=2)]
-    assert len({planned.fingerprint for planned in cells}) == 3
-    assert cells[0].kind == cells[1].kind
-    assert len({planned.kind for planned in cells}) == 3
 
 
 @pytest.fixture

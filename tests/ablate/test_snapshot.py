@@ -2,18 +2,21 @@
 
 import fcntl
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import studies
 from helpers.runs import make_body
 
 import lit_attn
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.outcomes import Summary
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import GRACE
 from lit_attn.ablate.slurm import job as job_module
 from lit_attn.ablate.slurm import submit
@@ -22,6 +25,7 @@ from lit_attn.ablate.slurm.limits import Cluster
 from lit_attn.ablate.slurm.queue import NAME, ListedJob
 from lit_attn.ablate.slurm.submit import Array
 from lit_attn.ablate.snapshot import activation_lines, remove_unneeded, take_snapshot
+from lit_attn.config.cell import Cell
 from lit_attn.config.slurm import WARNING
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import locate_copy
@@ -196,8 +200,8 @@ def test_the_store_is_locked_until_all_jobs_are_submitted(
     monkeypatch.setattr(submit, "_submit_all", submit_all)
     monkeypatch.setattr(submit, "list_jobs", list_jobs)
     monkeypatch.setattr(submit.limits, "read_cluster", lambda: Cluster("here", 1001, None))
-    cell = SlurmCell(tmp_path, "", False, 1.0)
-    assert submit.submit_missing([matrix], matrix.jobs, cell, None) == len(matrix.jobs)
+    count = submit.submit_missing([matrix], matrix.jobs, MagicMock(), None)
+    assert count == len(matrix.jobs)
     assert events == [("submit", len(matrix.jobs), True), ("list", 0, True)]
     assert not is_locked()
     assert list_snapshots(tmp_path / "runs") != []
@@ -252,6 +256,24 @@ def test_modules_that_are_imported_late_are_copied(tmp_path: Path) -> None:
     assert copied == files.keys() - {"unused.py", "also_unused.py"}
 
 
+def test_a_job_that_starts_its_cell_imports_no_pytorch(tmp_path: Path) -> None:
+    """The process of the cell imports it, which takes seconds and hundreds of megabytes."""
+    (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
+    cell = SlurmCell("lit_attn.train:run_cell", False, 1.0, job, nodes=1)
+    (tmp_path / "cell.pickle").write_bytes(pickle.dumps(cell))
+    code = (
+        "import pickle, sys\n"
+        "cell = pickle.loads(open('cell.pickle', 'rb').read())\n"
+        "cell.job.write_config()\n"
+        "sys.exit(f'{cell.job.state()}, torch: {\"torch\" in sys.modules}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "missing, torch: False\n"
+    assert Cell.read(job.folder / "config.yaml") == job.cell
+
+
 @pytest.mark.parametrize("has_progress", [True, False])
 def test_a_job_near_its_time_limit_leaves_its_cell_most_of_the_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_progress: bool
@@ -279,14 +301,14 @@ def test_a_job_near_its_time_limit_leaves_its_cell_most_of_the_warning(
             return Summary()
 
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
-    job.cell.write(job.folder / "config.yaml")
+    job.write_config()
     monkeypatch.setattr(job_module, "Runner", Stopped)
-    monkeypatch.setattr(job_module.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(job_module, "start_server", lambda: None)
     previous = signal.signal(signal.SIGUSR2, lambda number, _: requeues.append(number))
     try:
         reason = "stopped before it began" if has_progress else "before its first step; increase"
         with pytest.raises(RuntimeError, match=reason):
-            SlurmCell(job.folder, "", False, 1.0)()
+            SlurmCell("", False, 1.0, job, nodes=1)()
     finally:
         signal.signal(signal.SIGUSR2, previous)
     assert graces == [GRACE, job_module.SAVING]

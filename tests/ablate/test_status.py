@@ -16,7 +16,8 @@ from helpers.runs import make_body, run
 from lit_attn.ablate import status
 from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.commands import execution
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import expand
 from lit_attn.cells import records
 from lit_attn.cells.folder import CellStatus, Progress, State, create_attempt
 from lit_attn.cells.lock import hold_lock
@@ -39,7 +40,7 @@ def write(path: Path) -> list[Job]:
     cells = expand(
         studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs"
     ).jobs
-    run([job for job in cells if job.cell.variant in ("ok", "crash")])
+    run([job for job in cells if job.variant in ("ok", "crash")])
     matrix = expand(studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs")
     matrix.plan().write(matrix.folder / "plan.json")
     return cells
@@ -233,7 +234,7 @@ def test_a_wrong_cell_or_log_is_one_error_line(
 
 def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> None:
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
-    job.cell.write(job.folder / "config.yaml")
+    job.write_config()
     (create_attempt(job.folder) / "log.txt").write_text("\x1b]0;title\x07text\n")
     terminal, screen = os.openpty()
     command = [sys.executable, "-m", "lit_attn.ablate", "logs", str(job.folder)]
@@ -248,7 +249,7 @@ def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> Non
 @pytest.mark.process
 def test_a_log_larger_than_the_memory_is_shown(tmp_path: Path) -> None:
     (job, *_) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs").jobs
-    job.cell.write(job.folder / "config.yaml")
+    job.write_config()
     # More than the process may add to its memory.
     size = 160 * 2**20
     with (create_attempt(job.folder) / "log.txt").open("wb") as log:

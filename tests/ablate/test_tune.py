@@ -50,7 +50,7 @@ def test_every_variant_gets_the_same_trials_with_the_tuning_seeds(tmp_path: Path
     matrix = make_matrix(tmp_path)
     assert not matrix.jobs
     assert [variant.name for variant in matrix.untuned] == ["a", "b"]
-    trials = {(job.cell.variant, job.cell.seed) for job in matrix.trials}
+    trials = {(job.variant, job.seed) for job in matrix.trials}
     names = ["lr=0.001", "lr=0.002", "lr=0.004", "lr=0.008"]
     assert trials == {(f"{v}@{name}", s) for v in "ab" for name in names for s in (100, 101)}
     rates = {job.cell.experiment.optimizer.lr for job in matrix.trials}

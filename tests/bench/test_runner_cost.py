@@ -59,5 +59,5 @@ def test_an_importing_cell_imports_training(tmp_path: Path) -> None:
 def write_empty_cell(folder: Path) -> Path:
     source = studies.study(folder, "baseline: a\ncells: {a: {}}")
     job = expand(source, folder / "runs").jobs[0]
-    job.cell.write(job.folder / "config.yaml")
+    job.write_config()
     return job.folder

@@ -80,7 +80,7 @@ def test_a_cell_that_ends_its_processes_fails_alone(
     """Another cell, forked from the same server, has a result after its first attempt."""
     cells = jobs(tmp_path, variant, "brief")
     summary, _ = run(cells)
-    assert {outcome.job.cell.variant for outcome in summary.failed} == {variant}
+    assert {outcome.job.variant for outcome in summary.failed} == {variant}
     for outcome in summary.failed:
         assert outcome.failure == failure
         assert outcome.message.startswith(message)

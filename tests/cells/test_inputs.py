@@ -214,7 +214,7 @@ def expand_with_results(path: Path, files: dict[str, Path]) -> Matrix:
     matrix = expand(source, path / "runs")
     matrix.write_plan()
     for job in matrix.jobs:
-        inputs = {} if job.cell.seed else collect(files)
+        inputs = {} if job.seed else collect(files)
         result = fake_cells.result(job.cell).model_copy(update={"inputs": inputs})
         result.write(job.folder / "result.json")
     return matrix

@@ -23,8 +23,9 @@ from helpers.runs import (
 
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import Display
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells import folder
 from lit_attn.cells.failure import (

@@ -21,6 +21,19 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert restored.match_to is not None
 
 
+def test_cells_that_differ_only_in_the_seed_have_one_kind() -> None:
+    cells = [
+        digits_cell(seed=0),
+        digits_cell(seed=1),
+        digits_cell(optimizer={"lr": 2.0}),
+        digits_cell(training={"devices": 2, "accelerator": "cpu"}),
+    ]
+    # The identities are computed first, as in a runner. They do not depend on the devices.
+    assert len({cell.fingerprint for cell in cells}) == 3
+    assert cells[0].kind == cells[1].kind
+    assert len({cell.kind for cell in cells}) == 3
+
+
 @pytest.mark.parametrize(
     ("section", "word", "key"),
     [

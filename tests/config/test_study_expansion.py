@@ -212,7 +212,7 @@ CELLS = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
 
 def test_every_seed_is_complete_before_the_next(tmp_path: Path) -> None:
     jobs = expand(studies.study(tmp_path, CELLS), tmp_path / "runs").jobs
-    assert [(j.cell.seed, j.cell.variant) for j in jobs] == [
+    assert [(j.seed, j.variant) for j in jobs] == [
         (0, "a"), (0, "b"), (1, "a"), (1, "b"),
     ]  # fmt: skip
     assert jobs[1].folder == tmp_path / "runs" / "tiny" / "b" / f"0-{jobs[1].identity}"

@@ -84,13 +84,11 @@ def test_the_study_of_table_2_differs_from_the_published_one_in_its_precision_al
 
 
 def test_the_single_seed_in_fp32_is_the_published_cell() -> None:
-    published = {
-        (job.cell.variant, job.cell.seed): job for job in shipped_matrix("belief2-cifar100").jobs
-    }
+    published = {(job.variant, job.seed): job for job in shipped_matrix("belief2-cifar100").jobs}
     jobs = shipped_matrix("belief2-table2-fp32").jobs
-    assert [job.cell.variant for job in jobs] == list(TABLE_2)
+    assert [job.variant for job in jobs] == list(TABLE_2)
     for job in jobs:
-        assert job.identity == published[job.cell.variant, 0].identity
+        assert job.identity == published[job.variant, 0].identity
 
 
 @pytest.mark.slow
@@ -327,9 +325,5 @@ def test_the_identities_of_the_committed_results_stay() -> None:
     """
     recorded = json.loads(Path(__file__).with_name("identities.json").read_text())
     for study, variants in recorded.items():
-        first = {
-            job.cell.variant: job.identity
-            for job in shipped_matrix(study).jobs
-            if not job.cell.seed
-        }
+        first = {job.variant: job.identity for job in shipped_matrix(study).jobs if not job.seed}
         assert {name: first.get(name) for name in variants} == variants, study

@@ -127,7 +127,7 @@ def run(experiment: str, study: str, folder: Path) -> None:
     require_inputs([matrix], matrix.jobs)
     cell = matrix.jobs[-1]
     cell.folder.mkdir(parents=True)
-    cell.cell.write(cell.folder / "config.yaml")
+    cell.write_config()
     run_cell(cell.folder)
     assert cell.state() == "done"
 

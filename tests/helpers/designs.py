@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from helpers import fake_cells, studies
-from lit_attn.ablate.plan import Job, Matrix, expand
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.folder import create_attempt
 from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.study import read_studies
@@ -50,7 +51,7 @@ def finish_screening(folder: Path, values: Mapping[str, float], test: float = 0.
     """
     matrix = read(folder)
     for job in matrix.screening_jobs:
-        value = values[job.cell.variant] + 0.01 * (-1) ** job.cell.seed
+        value = values[job.variant] + 0.01 * (-1) ** job.seed
         finish(job, value, test)
     matrix = read(folder)
     matrix.write_plan()

@@ -23,8 +23,8 @@ from helpers.paths import EXPERIMENTS
 from helpers.training_cells import digits_cell, scenes_cell, text_cell
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import make_display
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import TRAINING, Launcher
-from lit_attn.ablate.plan import Job
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots
 from lit_attn.config.cell import Cell
@@ -185,10 +185,14 @@ def _main(root: Path) -> None:
     write(SINGLE, train=8, val=1)
     for label in range(1, 4):
         (SINGLE / "val" / f"n{label}" / "0.JPEG").unlink()
-    jobs = [Job(cell, root / name) for name, cell in cells().items()]
+    jobs = []
+    for name, cell in cells().items():
+        settings = cell.model_dump(mode="json", exclude={"study", "variant", "seed"})
+        job = Job(root / name, cell.study, cell.variant, cell.seed, cell.fingerprint, settings)
+        jobs.append(job)
     runner.RETRIES.clear()
     launcher = Launcher("device_cells:run_cell")
-    for again in (jobs, [job for job in jobs if job.cell.variant == "stopped"]):
+    for again in (jobs, [job for job in jobs if job.variant == "stopped"]):
         Runner(launcher, Slots([None] * 6), make_display(sys.stdout)).run(again)
 
 

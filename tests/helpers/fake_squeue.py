@@ -12,7 +12,7 @@ from lit_attn.files import write_atomic
 
 def write_batch(matrix: Matrix, token: str, attempts: int = 0) -> None:
     """Record the cells of a study as a job array."""
-    cells = [(job.cell.folder, attempts) for job in matrix.jobs]
+    cells = [(job.path, attempts) for job in matrix.jobs]
     write_atomic(matrix.folder / ".slurm" / token / "batch.json", BATCH.dump_json(cells))
 
 

@@ -33,11 +33,11 @@ def run_invented(
         matrix.write_plan()
         name = matrix.plan().metric.name
         for job in matrix.jobs:
-            number = value(job.cell.variant, job.cell.seed)
+            number = value(job.variant, job.seed)
             invented = result(job.cell).model_copy(
                 update={
                     "metrics": {name: number, "test/top5": 0.9},
-                    "parameters": 24_000_856 if "star" in job.cell.variant else 22_226_776,
+                    "parameters": 24_000_856 if "star" in job.variant else 22_226_776,
                     "step_time": Spread(median=0.5, iqr=0.0, count=1),
                     "evaluation_time": Spread(median=2.0, iqr=0.0, count=1),
                     "steps": 20,

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from helpers.fake_cells import result
 from helpers.paths import ROOT
@@ -125,10 +125,17 @@ def measure(cells: int, at_once: int, expanded: int, rounds: int, imports: bool)
         draws = random.Random(0)
         matrix = _expand(large_study, folder / "done")
         matrix.write_plan()
+        first_result = result(matrix.jobs[0].cell)
         for job in matrix.jobs:
             # `Result.write` would take minutes, because of an fsync for each file.
             job.folder.mkdir(parents=True)
-            record = result(job.cell, {"test/accuracy": draws.gauss(0.5, 0.01)})
+            changes: dict[str, Any] = {
+                "variant": job.variant,
+                "seed": job.seed,
+                "identity": job.identity,
+                "metrics": {"test/accuracy": draws.gauss(0.5, 0.01)},
+            }
+            record = first_result.model_copy(update=changes)
             (job.folder / "result.json").write_text(record.model_dump_json(indent=2))
         command = [sys.executable, "-m", "helpers.empty_cells", str(large_study), *done]
         resumed = [_run(command) for _ in range(rounds)]
@@ -190,7 +197,7 @@ def _commands(
     def write_cells(out: Path) -> list[str]:
         jobs = _expand(study, out).jobs[:cells]
         for job in jobs:
-            job.cell.write(job.folder / "config.yaml")
+            job.write_config()
         return [str(job.folder) for job in jobs]
 
     def shell(out: Path) -> list[str]:

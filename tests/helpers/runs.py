@@ -18,9 +18,10 @@ from helpers import fake_cells, studies
 from helpers.commands import Command, start_python, start_with_pipe
 from helpers.holding import read_number
 from lit_attn.ablate.display import Display
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import Summary
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.plan import expand
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
 from lit_attn.cells.lock import read_holder

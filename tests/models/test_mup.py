@@ -236,7 +236,7 @@ def test_the_study_of_the_page_trains_every_variant(tmp_path: Path) -> None:
     (tmp_path / "gpt.yaml").write_text(experiment + format_yaml(others))
     (tmp_path / "ablations.yaml").write_text(study)
     (source,) = read_studies(tmp_path / "ablations.yaml").values()
-    cells = [job.cell for job in expand(source, tmp_path / "runs").jobs if job.cell.seed == 0]
+    cells = [job.cell for job in expand(source, tmp_path / "runs").jobs if job.seed == 0]
     assert [cell.experiment.model.dim for cell in cells] == [64, 64, 256, 256]
     losses = set()
     for cell in cells:

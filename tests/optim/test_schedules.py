@@ -152,7 +152,7 @@ def test_the_check_before_a_run_warns_once_of_max_steps_below_the_warm_up(tmp_pa
     body = "baseline: a\nset: {training.max_steps: 3}\ncells: {a: {}, b: {attention: belief2}}"
     matrix = expand(studies.study(tmp_path, body), tmp_path)
     with collect_warnings() as messages:
-        find_mistake([job.cell.model_dump(mode="json") for job in matrix.jobs])
+        find_mistake([job.config for job in matrix.jobs])
     assert len(messages) == 1
     assert messages[0].startswith("schedule: the training ends after 3 steps and the warm-up takes")
     assert messages[0].endswith(

@@ -232,7 +232,7 @@ def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
     # A reading has run as soon as one of its variants has a result.
     matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-cifar10"], tmp_path)
     for job in matrix.jobs:
-        if job.cell.variant == "plain-belief":
+        if job.variant == "plain-belief":
             result(job.cell).write(job.folder / "result.json")
     records = read_records(source, [table], tmp_path)
     first, second = make_tables(source, table, records, "T")
@@ -247,7 +247,7 @@ def test_readings_of_single_rows_are_shown(tmp_path: Path) -> None:
     matrix = expand(read_studies(ROOT / "ablations.yaml")["dcmha-ablation"], tmp_path)
     matrix.write_plan()
     for job in matrix.jobs:
-        if job.cell.variant == "global-rank-2":
+        if job.variant == "global-rank-2":
             invented = result(job.cell, {matrix.plan().metric.name: 12.5})
             invented.write(job.folder / "result.json")
     _, second = make_tables(source, table, read_records(source, [table], tmp_path), "T")
@@ -366,7 +366,7 @@ def test_readings_of_a_figure_are_drawn_below_it(tmp_path: Path) -> None:
     assert not (page.parent / "figure-5-panels-2.svg").exists()
     matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-gpt2"], tmp_path)
     for job in matrix.jobs:
-        if job.cell.variant == "openwebtext-belief":
+        if job.variant == "openwebtext-belief":
             invented = result(job.cell, {matrix.plan().metric.name: 3.25})
             invented.write(job.folder / "result.json")
             (job.folder / "metrics.csv").write_text(

@@ -211,7 +211,7 @@ def test_every_variant_of_a_paper_exists(name: str, size: str) -> None:
 
 def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
     matrices = papers.expand_paper(paper("mgk"), ["6"], Path("runs"), seeds=(3, 4))
-    cells = {(job.cell.study, job.cell.variant, job.cell.seed) for m in matrices for job in m.jobs}
+    cells = {(job.study, job.variant, job.seed) for m in matrices for job in m.jobs}
     variants = ("softmax-2", "softmax-smgk-1", "softmax-mgk-1", "softmax-1", "smgk-1", "mgk-1")
     expected = {("mgk-retrieval", v, s) for v in (*variants, "gaussian-1") for s in (3, 4)}
     assert cells == expected
@@ -303,7 +303,7 @@ def test_pythia_has_its_published_number_of_parameters() -> None:
 def test_a_table_also_runs_the_variant_that_its_percentages_need() -> None:
     """Table 10 of DCMHA prints percentages of TFM++, which is none of its columns."""
     (speed,) = (
-        {job.cell.variant for job in matrix.jobs}
+        {job.variant for job in matrix.jobs}
         for matrix in papers.expand_paper(paper("dcmha"), ["10"], Path("runs"))
         if matrix.source.name == "dcmha-speed-6.9B"
     )

@@ -22,7 +22,7 @@ def write_ladders(runs: Path) -> None:
         plan = matrix.plan()
         for job in matrix.jobs:
             flops = FLOPS[plan.level]
-            lead = LEADS[plan.family] if job.cell.variant == "dcformer" else 1.0
+            lead = LEADS[plan.family] if job.variant == "dcformer" else 1.0
             lead *= 1.2 if "plus" in plan.family else 1.0
             metrics = {"val/loss": 10 * (lead * 3 * flops * 4 * 10) ** -0.1}
             numbers = {"flops": flops, "batch_size": 4, "steps": 10}

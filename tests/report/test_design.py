@@ -36,7 +36,7 @@ def confirm(matrix: Matrix, values: Mapping[str, float]) -> None:
     """Write a result of every cell of the confirmation, with a little noise."""
     for job in matrix.jobs:
         noise = random.Random(job.name).gauss(0, 0.01)
-        designs.finish(job, 0.5, test=values[job.cell.variant] + noise)
+        designs.finish(job, 0.5, test=values[job.variant] + noise)
 
 
 def read_report(folder: Path) -> dict[str, str]:
@@ -87,10 +87,10 @@ def test_the_table_shows_screened_out_variants_and_the_design(tmp_path: Path) ->
 def test_a_diverged_variant_is_screened_out_without_a_value(tmp_path: Path) -> None:
     designs.write(tmp_path)
     for job in designs.read(tmp_path).screening_jobs:
-        if job.cell.variant == "a":
+        if job.variant == "a":
             designs.fail(job, "diverged")
         else:
-            designs.finish(job, VALUES[job.cell.variant])
+            designs.finish(job, VALUES[job.variant])
     matrix = designs.read(tmp_path)
     matrix.write_plan()
     confirm(matrix, VALUES)
@@ -145,7 +145,7 @@ def test_more_seeds_are_asked_for_in_the_design(tmp_path: Path) -> None:
     for job in matrix.jobs:
         # A difference of one standard deviation, which needs more pairs.
         noise = random.Random(job.name).gauss(0, 0.01)
-        shift = 0.0 if job.cell.variant == "base" else 0.01
+        shift = 0.0 if job.variant == "base" else 0.01
         designs.finish(job, 0.5, test=0.5 + shift + noise)
     action = judge(tmp_path).next
     assert action.kind == "add-seeds"

@@ -12,7 +12,8 @@ import pytest
 from helpers import slurm_cluster, studies
 from helpers.runs import TIMEOUT, count_runs, make_body, start_cli, wait_until
 
-from lit_attn.ablate.plan import Job, expand
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import expand
 from lit_attn.cells import folder
 from lit_attn.cells.records import Result
 from lit_attn.cells.rows import read_metrics

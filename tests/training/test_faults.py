@@ -151,7 +151,7 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     """The faults are a non-finite loss, a read-only checkpoint folder and a SIGTERM."""
     body = "baseline: a\ncells: {a: {}, nan: {optimizer.lr: 1e30}, fixed: {zz: with}}"
     path = studies.write(tmp_path, body, EXPERIMENT)
-    cells = {job.cell.variant: job for job in expand(choose_one(path), tmp_path / "runs").jobs[:3]}
+    cells = {job.variant: job for job in expand(choose_one(path), tmp_path / "runs").jobs[:3]}
     fixed = cells["fixed"].folder / "checkpoints"
     fixed.mkdir(parents=True)
     (fixed / "weights.pt").touch()

@@ -103,7 +103,7 @@ def _forget_mine() -> Iterator[None]:
 
 def check(matrix: Matrix) -> Mistake | None:
     """Check the first cell of each variant with a step."""
-    cells = [job.cell.model_dump(mode="json") for job in matrix.jobs if job.cell.seed == 0]
+    cells = [job.config for job in matrix.jobs if job.seed == 0]
     return find_mistake(cells, untried=range(len(cells)))
 
 

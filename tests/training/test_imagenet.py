@@ -339,7 +339,7 @@ def test_every_variant_of_the_shipped_studies_trains(
     for key, value in settings.items():
         changes.put(key, value, changes.at)
     for job in expand(shipped_studies()[study], tmp_path, changes, seeds=(0,)).jobs:
-        job.cell.write(job.folder / "config.yaml")
+        job.write_config()
         run_cell(job.folder, smoke=True)
         result = Result.model_validate_json((job.folder / "result.json").read_text())
         assert 0 <= result.metrics["test/accuracy"] <= 1

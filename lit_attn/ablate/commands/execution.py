@@ -1,6 +1,7 @@
 """Execution of cells by `run` and `rerun`: from the checks before the first cell to the tables."""
 
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from lit_attn.ablate.display import make_display, write_line
 from lit_attn.ablate.early import EarlyTables
 from lit_attn.ablate.floors import write_floors
 from lit_attn.ablate.input_files import require_inputs
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.rerun import set_aside
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import make_slots
@@ -147,8 +149,7 @@ def require_variants(matrices: list[Matrix], options: StudyOptions, launcher: La
     jobs = []
     for matrix in matrices:
         for variant in matrix.written:
-            cells = [variant.cell(matrix.name, seed) for seed in matrix.seeds]
-            jobs += [Job(cell, matrix.folder) for cell in cells]
+            jobs += [variant.job(matrix.folder, seed) for seed in matrix.seeds]
     require_inputs(matrices, jobs)
     launcher.require_cells(matrices, jobs, options.jobs, is_local=True)
 
@@ -326,10 +327,10 @@ def _prepare_local(matrices: list[Matrix], options: StudyOptions, launcher: Laun
     """Return the function that runs cells on this machine. Raises ConfigError if a cell cannot."""
     slots = make_slots(options.jobs)
     for matrix in matrices:
-        slots.check(job.cell for job in (*matrix.early_jobs, *matrix.jobs))
+        slots.check([*matrix.early_jobs, *matrix.jobs])
 
     def start(missing: list[Job]) -> Summary:
-        write_line(f"{slots.at_once(job.cell for job in missing)} at once")
+        write_line(f"{slots.at_once(missing)} at once")
         stall = options.stall_seconds
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
         return Runner(launcher, slots, make_display(sys.stdout), stall, early.update).run(missing)
@@ -343,8 +344,9 @@ def _prepare_slurm(matrices: list[Matrix], options: StudyOptions, launcher: Laun
         require_resources(matrix)
 
     def start(missing: list[Job]) -> Summary:
-        cell = SlurmCell(Path(), launcher.target, options.smoke, options.stall_seconds)
-        count = submit_missing(matrices, missing, cell, options.jobs)
+        stall = options.stall_seconds
+        make_cell = functools.partial(SlurmCell, launcher.target, options.smoke, stall)
+        count = submit_missing(matrices, missing, make_cell, options.jobs)
         write_line(f"{plural(count, 'job')} submitted, {len(missing) - count} already submitted")
         early = EarlyTables(options.out, options.reports, [job.folder for job in missing])
         return Follower(matrices, make_display(sys.stdout), early.update).run(missing)

@@ -8,7 +8,8 @@ from lit_attn.ablate.commands.run import Run
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lit_attn.ablate.plan import Job, Matrix
+    from lit_attn.ablate.job import Job
+    from lit_attn.ablate.plan import Matrix
 
 
 class Rerun(Run):

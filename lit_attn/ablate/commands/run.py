@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from lit_attn.ablate.commands.arguments import StudyCommand
 
 if TYPE_CHECKING:
-    from lit_attn.ablate.plan import Job, Matrix
+    from lit_attn.ablate.job import Job
+    from lit_attn.ablate.plan import Matrix
 
 TARGET = "lit_attn.train:run_cell"
 

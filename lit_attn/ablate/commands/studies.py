@@ -14,9 +14,10 @@ from lit_attn.ablate.commands.execution import (
 )
 from lit_attn.ablate.commands.options import expand_studies, read_options
 from lit_attn.ablate.display import write_line
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.origin import require_origin
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.papers.runs import print_costs
 from lit_attn.schema.errors import ConfigError, plural

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from lit_attn.ablate.display import Display, Snapshot, StartedCell
+from lit_attn.ablate.job import Job
 from lit_attn.ablate.outcomes import Observer, Outcome, Summary, observe_nothing
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.runner import TICK
 from lit_attn.ablate.signals import handle_signals
 from lit_attn.ablate.slurm.queue import ENDS, Task, describe_reasons, find_tasks

@@ -15,20 +15,17 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from lit_attn.ablate.display import Display
-from lit_attn.ablate.launch import Launcher
-from lit_attn.ablate.outcomes import Outcome
-from lit_attn.ablate.plan import Job
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.launch import Launcher, start_server
 from lit_attn.ablate.runner import RETRIES, Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells import folder
 from lit_attn.cells.nodes import NODES
-from lit_attn.config.cell import Cell
 from lit_attn.config.slurm import WARNING
 
 if TYPE_CHECKING:
@@ -37,13 +34,6 @@ if TYPE_CHECKING:
 SAVING = WARNING - 30.0
 """Seconds of WARNING that a cell has to write its checkpoint. The rest is for the records of its
 end and for the request that queues the job again."""
-
-
-class NodesRunner(Runner):
-    """Runner in a job of several nodes: only another run of the job tries a cell again."""
-
-    def _retry_delay(self, outcome: Outcome) -> float | None:
-        return None
 
 
 def may_retry(cell: Path) -> bool:
@@ -64,17 +54,17 @@ def may_retry(cell: Path) -> bool:
 
 @dataclass(frozen=True)
 class SlurmCell:
-    """Callable that submitit runs in the job; `folder` contains the config.yaml of the cell."""
+    """Callable that submitit runs in the job."""
 
-    folder: Path
     target: str
     smoke: bool
     stall: float
-    nodes: int = 1
+    job: Job
+    nodes: int
 
     def __call__(self) -> None:
         """Run the cell. Raises RuntimeError if it has no result, unless the job is requeued."""
-        job = Job(Cell.read(self.folder / "config.yaml"), self.folder)
+        job = self.job
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         assert callable(requeue)
         is_over_time = False
@@ -88,38 +78,40 @@ class SlurmCell:
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         # SLURM signals every process of a job, so the fork server must ignore SIGUSR2 at once.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        slots = self._make_slots(job)
+        slots = self._make_slots()
         launcher = Launcher(self.target, self.smoke)
-        forkserver.ensure_running()
-        progress_before = folder.progress_mtime(self.folder)
-        make_runner = Runner if self.nodes == 1 else NodesRunner
-        runner = make_runner(launcher, slots, Display(sys.stdout), self.stall)
+        start_server()
+        progress_before = folder.progress_mtime(job.folder)
+        runner = Runner(launcher, slots, Display(sys.stdout), self.stall)
+        if self.nodes > 1:
+            # Only another run of the job tries the cell again.
+            runner.retries = {}
         # SLURM sends it before the time limit.
         signal.signal(signal.SIGUSR2, stop)
         summary = runner.run([job])
         if job.state() == "done":
             return
         if is_over_time:
-            has_progress = folder.progress_mtime(self.folder) != progress_before
+            has_progress = folder.progress_mtime(job.folder) != progress_before
             message = self._record_timeout(has_progress)
             if not has_progress:
                 raise RuntimeError(f"{job.name}: {message}")
             requeue(signal.SIGUSR2, None)
-        if self.nodes > 1 and summary.stopped_by is None and may_retry(self.folder):
+        if self.nodes > 1 and summary.stopped_by is None and may_retry(job.folder):
             requeue(signal.SIGUSR2, None)
         reason = "stopped before it began"
         if summary.outcomes:
             reason = summary.outcomes[-1].message
         raise RuntimeError(f"{job.name}: {reason}")
 
-    def _make_slots(self, job: Job) -> Slots:
+    def _make_slots(self) -> Slots:
         """Return slots with the devices of the cell. Raises ConfigError if there are too few."""
         if self.nodes > 1:
             os.environ[NODES] = str(self.nodes)
             # SLURM has reserved the devices, and each process sees those of its node.
-            return Slots([None] * job.cell.processes, 1)
+            return Slots([None] * self.job.processes, 1)
         slots = make_slots(1)
-        slots.check([job.cell])
+        slots.check([self.job])
         return slots
 
     def _record_timeout(self, has_progress: bool) -> str:
@@ -130,7 +122,7 @@ class SlurmCell:
         message = "the time limit of its job was reached"
         if not has_progress:
             message += " before its first step; increase slurm.time"
-        attempts = folder.list_attempts(self.folder)
+        attempts = folder.list_attempts(self.job.folder)
         end = folder.read_exit(attempts[-1]) if attempts else None
         if end is not None:
             changes = {"failure": "timed-out", "message": message, "is_stopped": False}

@@ -4,13 +4,14 @@ import contextlib
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lit_attn.ablate import snapshot as code
-from lit_attn.ablate.plan import Job, Matrix
+from lit_attn.ablate.job import Job
+from lit_attn.ablate.plan import Matrix
 from lit_attn.ablate.slurm import limits
 from lit_attn.ablate.slurm.commands import use_clean_environment
 from lit_attn.ablate.slurm.job import SlurmCell
@@ -22,6 +23,8 @@ from lit_attn.extras import require
 from lit_attn.files import one_at_a_time, write_atomic
 from lit_attn.schema.errors import ConfigError
 
+MakeCell = Callable[[Job, int], SlurmCell]
+"""Function that returns what a job runs, from the cell and the number of nodes."""
 MAX_ARRAY = 1000  # Jobs of one array, if the cluster allows as many.
 
 
@@ -53,13 +56,15 @@ def require_resources(matrix: Matrix) -> None:
 
 
 def submit_missing(
-    matrices: list[Matrix], missing: list[Job], cell: SlurmCell, at_once: int | None
+    matrices: list[Matrix],
+    missing: list[Job],
+    make_cell: MakeCell,
+    at_once: int | None,
 ) -> int:
     """Submit the `missing` cells that are not running and have no job. Return their number.
 
-    `cell` is a job without its folder. At most `at_once` cells of a study run at once. Raises
-    ConfigError if submitit is missing, if a job exceeds a limit of the cluster, or if SLURM does
-    not answer or refuses.
+    At most `at_once` cells of a study run at once. Raises ConfigError if submitit is missing, if a
+    job exceeds a limit of the cluster, or if SLURM does not answer or refuses.
     """
     try:
         tasks = find_tasks({matrix.folder for matrix in matrices})
@@ -72,7 +77,7 @@ def submit_missing(
         raise ConfigError(f"--launcher slurm: {error}") from error
     arrays: list[Array] = []
     for matrix in matrices:
-        study_jobs = [job for job in jobs if job.cell.study == matrix.name]
+        study_jobs = [job for job in jobs if job.study == matrix.name]
         arrays += _split(matrix, study_jobs, min(MAX_ARRAY, cluster.max_array))
     for array in arrays:
         slurm = array.matrix.source.study.slurm
@@ -84,7 +89,7 @@ def submit_missing(
         for matrix in matrices:
             parts += matrix.source.parts
         snapshot = code.take_snapshot(out, parts)
-        _submit_all(arrays, cell, at_once, snapshot, cluster)
+        _submit_all(arrays, make_cell, at_once, snapshot, cluster)
         # If SLURM or the disk does not answer, the next submission removes them.
         with contextlib.suppress(OSError):
             queue = {job.name.removeprefix(NAME) for job in list_jobs()}
@@ -96,7 +101,7 @@ def _split(matrix: Matrix, jobs: list[Job], most: int) -> Iterator[Array]:
     """Yield the arrays of a study: at most `most` jobs, which all need equal resources."""
     by_devices: dict[int, list[Job]] = {}
     for job in jobs:
-        by_devices.setdefault(job.cell.processes, []).append(job)
+        by_devices.setdefault(job.processes, []).append(job)
     for devices, group in by_devices.items():
         for start in range(0, len(group), most):
             yield Array(matrix, devices, group[start : start + most])
@@ -104,7 +109,7 @@ def _split(matrix: Matrix, jobs: list[Job], most: int) -> Iterator[Array]:
 
 def _submit_all(
     arrays: list[Array],
-    cell: SlurmCell,
+    make_cell: MakeCell,
     at_once: int | None,
     snapshot: Path,
     cluster: Cluster,
@@ -119,7 +124,7 @@ def _submit_all(
         name = array.matrix.name
         after = previous.get(name) if at_once is not None else None
         try:
-            array_id = _submit(array, cell, at_once, after, snapshot, cluster)
+            array_id = _submit(array, make_cell, at_once, after, snapshot, cluster)
         except ConfigError as error:
             if not submitted:
                 raise
@@ -130,7 +135,7 @@ def _submit_all(
 
 def _submit(
     array: Array,
-    cell: SlurmCell,
+    make_cell: MakeCell,
     at_once: int | None,
     after: str | None,
     snapshot: Path,
@@ -148,9 +153,9 @@ def _submit(
     token = secrets.token_hex(4)
     batch = array.matrix.folder / ".slurm" / token
     for job in array.jobs:
-        job.cell.write(job.folder / "config.yaml")
+        job.write_config()
     # Written before the submission, so that a later command finds the jobs even if this one dies.
-    cells = [(job.cell.folder, len(folder.list_attempts(job.folder))) for job in array.jobs]
+    cells = [(job.path, len(folder.list_attempts(job.folder))) for job in array.jobs]
     write_atomic(batch / code.RECORD, f"{snapshot.name}\n{cluster.name}")
     write_atomic(batch / "batch.json", BATCH.dump_json(cells))
     parameters = make_parameters(slurm, array.devices)
@@ -169,8 +174,8 @@ def _submit(
             submissions = []
             with executor.batch():
                 for job in array.jobs:
-                    submission = replace(cell, folder=job.folder.resolve(), nodes=slurm.nodes)
-                    submissions.append(executor.submit(submission))
+                    moved = replace(job, folder=job.folder.resolve())
+                    submissions.append(executor.submit(make_cell(moved, slurm.nodes)))
     except (FailedJobError, RuntimeError) as error:
         raise ConfigError(f"--launcher slurm: {_find_refusal(str(error))}") from error
     job_id: str = submissions[0].job_id
