@@ -62,6 +62,7 @@ class Runner:
         self.stall = stall
         self.observe = observe
         self.grace = GRACE  # Seconds that a stopped cell has to write its last checkpoint.
+        self.overdue = ""  # Limit that stopped cells have exceeded, if it is not the user's stop.
         self.retries = RETRIES
         self.queue: deque[Job] = deque()
         self.before: dict[Path, int] = {}  # Number of attempts of each cell before this run.
@@ -243,7 +244,7 @@ class Runner:
                 # On SIGABRT the worker's fault handler writes the stack of every thread to the log.
                 cell.stop(signal.SIGABRT, GRACE, f"no step for {self.stall:.0f} s")
             elif self.urgency >= STOP:
-                cell.stop(signal.SIGTERM, self.grace)
+                cell.stop(signal.SIGTERM, self.grace, self.overdue)
 
     def _record(self, cell: CellProcess, code: int) -> Outcome:
         """Return the outcome of a cell that has ended, and write a failure to its last attempt."""

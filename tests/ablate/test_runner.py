@@ -399,21 +399,22 @@ def test_a_cell_that_another_runner_trains_is_reported_without_advice(tmp_path: 
     assert text in output.getvalue()
 
 
-def test_the_grace_of_a_stopped_cell_is_that_of_the_runner(tmp_path: Path) -> None:
+def test_the_grace_and_the_limit_of_a_stopped_cell_are_those_of_the_runner() -> None:
     class Running:
         kill_at = None
-        graces: ClassVar[list[float]] = []
+        stops: ClassVar[list[tuple[float, str]]] = []
 
         def idle_seconds(self) -> float:
             return 0.0
 
-        def stop(self, number: int, grace: float) -> None:
-            self.graces.append(grace)
+        def stop(self, number: int, grace: float, overdue: str) -> None:
+            self.stops.append((grace, overdue))
 
     stopping = Runner(Launcher(fake_cells.TARGET), make_slots(1), Display(io.StringIO()))
     stopping.running = {0: Running()}  # type: ignore[dict-item]
     stopping.urgency = runner.STOP
     stopping._enforce()
     stopping.grace = 90.0
+    stopping.overdue = "the time limit"
     stopping._enforce()
-    assert Running.graces == [runner.GRACE, 90.0]
+    assert Running.stops == [(runner.GRACE, ""), (90.0, "the time limit")]

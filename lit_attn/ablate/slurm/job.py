@@ -67,12 +67,16 @@ class SlurmCell:
         job = self.job
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         assert callable(requeue)
-        is_over_time = False
+        progress_before = folder.progress_mtime(job.folder)
+
+        def has_progress() -> bool:
+            return folder.progress_mtime(job.folder) != progress_before
 
         def stop(number: int, frame: FrameType | None) -> None:
-            nonlocal is_over_time
-            is_over_time = True
             runner.grace = SAVING
+            runner.overdue = "the time limit of its job was reached"
+            if not has_progress():
+                runner.overdue += " before its first step; increase slurm.time"
             signal.raise_signal(signal.SIGTERM)
 
         os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
@@ -81,7 +85,6 @@ class SlurmCell:
         slots = self._make_slots()
         launcher = Launcher(self.target, self.smoke)
         start_server()
-        progress_before = folder.progress_mtime(job.folder)
         runner = Runner(launcher, slots, Display(sys.stdout), self.stall)
         if self.nodes > 1:
             # Only another run of the job tries the cell again.
@@ -91,11 +94,9 @@ class SlurmCell:
         summary = runner.run([job])
         if job.state() == "done":
             return
-        if is_over_time:
-            has_progress = folder.progress_mtime(job.folder) != progress_before
-            message = self._record_timeout(has_progress)
-            if not has_progress:
-                raise RuntimeError(f"{job.name}: {message}")
+        if runner.overdue and not has_progress():
+            raise RuntimeError(f"{job.name}: {runner.overdue}")
+        if runner.overdue:
             requeue(signal.SIGUSR2, None)
         if self.nodes > 1 and summary.stopped_by is None and may_retry(job.folder):
             requeue(signal.SIGUSR2, None)
@@ -113,21 +114,6 @@ class SlurmCell:
         slots = make_slots(1)
         slots.check([self.job])
         return slots
-
-    def _record_timeout(self, has_progress: bool) -> str:
-        """Correct the record of the last attempt, since the runner has only seen a SIGTERM.
-
-        Return the message of the record.
-        """
-        message = "the time limit of its job was reached"
-        if not has_progress:
-            message += " before its first step; increase slurm.time"
-        attempts = folder.list_attempts(self.job.folder)
-        end = folder.read_exit(attempts[-1]) if attempts else None
-        if end is not None:
-            changes = {"failure": "timed-out", "message": message, "is_stopped": False}
-            end.model_copy(update=changes).write(attempts[-1] / "exit.json")
-        return message
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return what submitit requeues: the same call, which resumes from the checkpoint."""
