@@ -232,6 +232,9 @@ def test_sigterm_stops_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="nohup ignores SIGHUP"
+)
 def test_a_signal_to_the_process_group_lets_cells_save(tmp_path: Path) -> None:
     """`timeout` and a closed terminal signal the group; the fork server must survive."""
     studies.write(tmp_path, make_body("hang"))
