@@ -219,6 +219,8 @@ def list_children(pid: int) -> list[int]:
 def test_a_disk_that_fills_up_costs_no_result(tmp_path: Path, small_disk: Path) -> None:
     """The failure class is no-space. With free space, the same command ends with the same bytes."""
     experiment = EXPERIMENT.replace("epochs: 16", "epochs: 3")
+    # A checkpoint in every step: a fast machine must not end before the second one.
+    experiment = experiment.replace("checkpoint_every: 0.1", "checkpoint_every: 0.0001")
     path = studies.write(tmp_path, "baseline: a\ncells: {a: {}}", experiment)
     where = ("--seeds", "0,", "--out", str(small_disk), "--reports", str(tmp_path / "reports"))
     ballast = small_disk / "ballast"
