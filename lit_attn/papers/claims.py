@@ -7,7 +7,6 @@ from typing import NamedTuple
 from lit_attn.cells.records import Plan
 from lit_attn.papers import layout
 from lit_attn.papers import source as config
-from lit_attn.papers.floors import is_below
 from lit_attn.papers.printed import count_decimals
 from lit_attn.papers.published import (
     Entry,
@@ -25,7 +24,7 @@ from lit_attn.report.statistics.significance import OWN_TEST
 from lit_attn.report.statistics.significance_base import Outcomes, Step
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER, format_difference, format_number
 from lit_attn.report.verdicts.comparison import FAILURES
-from lit_attn.report.verdicts.floors import BELOW_FLOOR
+from lit_attn.report.verdicts.floors import BELOW_FLOOR, is_below_floor
 
 JUDGEMENTS = ("agree", "disagree", "undecided", "not run", "not measured")
 """Judgements of a claim: an undecided one has an interval that contains 0, one that has not run has
@@ -181,7 +180,7 @@ def _find_marks(column: layout.Column, pair: list[Entry], records: Records) -> l
     marks = []
     studies = {reference.study for entry in pair for reference in entry.references}
     has_values = any(entry.values for entry in pair) and _shows_quality(column, pair, records)
-    if has_values and any(is_below(records[study]) for study in studies):
+    if has_values and any(is_below_floor(records[study]) for study in studies):
         marks.append(BELOW_FLOOR)
     for reference, other in zip(pair[0].references, pair[1].references, strict=False):
         if records[reference.study].is_mixed(reference.variant, other.variant):

@@ -12,7 +12,7 @@ from lit_attn.report.tables.formats import Cell, Table, named_table
 from lit_attn.report.verdicts.floors import (
     find_best_floor,
     find_best_value,
-    find_validity,
+    is_below_floor,
 )
 
 
@@ -67,11 +67,6 @@ def make_floor_rows(
     return [[Cell(names[key]), *map(Cell, values)] for key, values in rows.items()]
 
 
-def is_below(study: StudyRecord) -> bool:
-    """Return True if the baseline of the study is not better than its best floor."""
-    return find_validity(study) == "below-floor"
-
-
 def make_floors_table(studies: Iterable[StudyRecord]) -> Table:
     """Return the baseline and the best floor of every study that has one in its metric."""
     rows = []
@@ -81,7 +76,7 @@ def make_floors_table(studies: Iterable[StudyRecord]) -> Table:
         values = list(study.values(study.plan.baseline).values())
         if floor is None or not values:
             continue
-        below += is_below(study)
+        below += is_below_floor(study)
         row = [
             study.plan.study,
             study.plan.metric.label,
@@ -89,7 +84,7 @@ def make_floors_table(studies: Iterable[StudyRecord]) -> Table:
             format_number(statistics.fmean(values), ".4g"),
             format_number(floor.value, ".4g"),
             f"{floor.rule} ({floor.conditions})",
-            "below" if is_below(study) else "above",
+            "below" if is_below_floor(study) else "above",
         ]
         rows.append([Cell(text, is_bold=text == "below") for text in row])
     return named_table("floors", rows, below=below, count=len(rows))

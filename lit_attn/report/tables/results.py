@@ -23,7 +23,7 @@ from lit_attn.report.tables.labels import find_blocks
 from lit_attn.report.tables.provenance import describe_records
 from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
-from lit_attn.report.verdicts.floors import find_validity, make_floor_row, warn_of_floor
+from lit_attn.report.verdicts.floors import is_below_floor, make_floor_row, warn_of_floor
 from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 from lit_attn.schema.errors import plural
@@ -42,10 +42,10 @@ def make_results_table(
     plan = study.plan
     scale = columns.make_scale(summary)
     records = cast("list[columns.Record]", summary.to_dict("records"))
-    is_below_floor = find_validity(study) == "below-floor"
+    is_below = is_below_floor(study)
     for record in records:
-        record["decision"] = find_verdict(record, plan, is_below_floor=is_below_floor)
-        record["is_below_floor"] = is_below_floor
+        record["decision"] = find_verdict(record, plan, is_below_floor=is_below)
+        record["is_below_floor"] = is_below
         record["test"] = study.test
     shown: list[columns.Column] = []
     cells: list[list[Cell]] = []

@@ -75,10 +75,15 @@ def find_validity(study: StudyRecord) -> Validity | None:
     return "above-floor" if is_above else "below-floor"
 
 
+def is_below_floor(study: StudyRecord) -> bool:
+    """Return True if the baseline is known to be no better than the best floor."""
+    return find_validity(study) == "below-floor"
+
+
 def warn_of_floor(study: StudyRecord) -> list[str]:
     """Return a warning if the baseline is not better than its best floor."""
     floor = find_best_floor(study)
-    if floor is None or find_validity(study) != "below-floor":
+    if floor is None or not is_below_floor(study):
         return []
     metric = study.plan.metric
     center = study.center(study.plan.baseline)

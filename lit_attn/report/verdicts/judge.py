@@ -40,7 +40,7 @@ from lit_attn.report.verdicts.evidence import (
     list_unplanned,
     measure_cost,
 )
-from lit_attn.report.verdicts.floors import find_validity, warn_of_floor
+from lit_attn.report.verdicts.floors import find_validity, is_below_floor, warn_of_floor
 from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.needs import count_added_looks, find_forecast, find_needed
 from lit_attn.report.verdicts.next_action import MakeCommand, find_action, is_undecided, make_action
@@ -159,14 +159,14 @@ def judge_variant(
     record = comparisons.records[name]
     cells = study.variant_cells(name)
     pairs = record["pairs"]
-    is_below_floor = find_validity(study) == "below-floor"
+    is_below = is_below_floor(study)
     # A variant without pairs is undecided.
-    tested = find_verdict(record, study.plan, is_below_floor=is_below_floor)
+    tested = find_verdict(record, study.plan, is_below_floor=is_below)
     verdict = cast("Verdict", tested or "undecided")
     needed = None
     forecast = None
     # No number of seeds lifts the baseline above its floor.
-    if verdict == "undecided" and not is_below_floor:
+    if verdict == "undecided" and not is_below:
         needed = find_needed(study, name)
         if not record["failed"]:
             forecast = find_forecast(study, name, comparisons)

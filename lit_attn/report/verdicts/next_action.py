@@ -12,7 +12,7 @@ from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics.significance_base import MOST_RUNS
 from lit_attn.report.statistics.stats import ALPHA
 from lit_attn.report.verdicts.evidence import list_unplanned, measure_cost
-from lit_attn.report.verdicts.floors import find_validity
+from lit_attn.report.verdicts.floors import is_below_floor
 from lit_attn.schema.errors import plural, program
 
 MakeCommand = Callable[..., str | None]
@@ -35,7 +35,7 @@ def find_action(
     if not undecided:
         return make_action("none", "Every verdict is decided; nothing remains to run.")
     names = [variant.variant for variant in undecided]
-    if find_validity(study) == "below-floor":
+    if is_below_floor(study):
         text = (
             f"Add no seeds: train longer or with more data, until {study.plan.baseline} is better"
             " than the floor. Until then no variant can be called better."
