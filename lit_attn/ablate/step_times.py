@@ -124,8 +124,10 @@ def time_variants(folder: Path) -> None:
             runs = []
             for cell, cell_folder in zip(cells, folders, strict=True):
                 runs.append(fit(cell, cell_folder, group, limits))
-                fit_count = len(rounds) * len(cells) + len(runs)
-                _write_progress(folder, fit_count, ROUNDS * len(cells), time.monotonic() - start)
+                # Only the first process of several has a result, and writes.
+                if runs[-1] is not None:
+                    done = len(rounds) * len(cells) + len(runs)
+                    _write_progress(folder, done, ROUNDS * len(cells), time.monotonic() - start)
             rounds.append([run.result.step_time.median for run in runs if run is not None])
     if runs[0] is None:
         return
