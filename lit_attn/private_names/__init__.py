@@ -77,7 +77,7 @@ NAMES = [
     PrivateName(
         "torch._disable_dynamo",
         TORCH,
-        "a dry run would import the compiler, which takes longer than all else that it does",
+        "a dry run would import the compiler, which takes over a second",
     ),
     PrivateName(
         "torch._dynamo.mark_static",

@@ -271,8 +271,8 @@ TYPES = re.compile(r"(constrained-)?(bool|float|int|str)")
 def _choose_error(errors: Sequence[Any]) -> Any:
     """Return the first of pydantic's `errors`, or that of the names of a value that has both.
 
-    A value that is a name or something else, such as `true`, has an error of each kind, with the
-    kind as the last key. A text was meant as a name.
+    A value of several types has an error of each, with the type as the last key, which is left
+    out. A text was meant as a name, if there are names.
     """
     first = errors[0]
     *keys, kind = first["loc"] or ("",)
