@@ -103,6 +103,8 @@ def describe(model: Model, data: Data) -> Budget:
 def describe_kept_layers(model: Model, data: Data) -> str:
     """Return how many attention layers of a model from elsewhere are replaced, if not all are."""
     layers = _count_layers(type(model), model.model_dump_json(), data.signature())
+    if layers.total == 0:
+        return "model: has no attention layer of lit_attn, so `attention` changes nothing in it"
     if layers.replaced == layers.total:
         return ""
     return (

@@ -196,6 +196,51 @@ def test_a_dry_run_counts_the_layers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert starts == ["b: model: 3 of 4", "c: model: 2 of 4"]
 
 
+OTHER_LAYERS = """
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lit_attn import Model
+from lit_attn.signatures import ImageLabels
+
+
+class Network(nn.Module):
+    def __init__(self, signature: ImageLabels) -> None:
+        super().__init__()
+        width = signature.shape[-1]
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.head = nn.Linear(width, signature.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = images[:, 0]
+        return self.head(self.attention(rows, rows, rows)[0].mean(1))
+
+
+class Other(Model, kind="other-layers"):
+    takes = (ImageLabels,)
+    kind: Literal["other-layers"] = "other-layers"
+    ffn: None = None
+
+    def build(self, signature: ImageLabels, device: str) -> nn.Module:
+        return Network(signature).to(device)
+"""
+
+
+def test_a_dry_run_warns_of_a_model_without_layers_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.py").write_text(OTHER_LAYERS)
+    before, rest = RECIPE.split("model:")
+    after = rest[rest.index("optimizer:") :]
+    recipe = f"{before}model: {{kind: other-layers}}\n{after}"
+    body = "parts: [other.py]\nbaseline: a\nmatch: none\ncells: {a: {}, b: {attention: xsa}}\n"
+    path = studies.write(tmp_path, body, recipe)
+    assert main(["run", str(path), "--dry-run", "--out", str(tmp_path / "runs")]) == 0
+    output = capsys.readouterr().out
+    assert "warning: all variants: model: has no attention layer of lit_attn" in output
+
+
 def test_the_caption_says_which_variants_keep_layers(tmp_path: Path) -> None:
     folder = fake_study.write_study(tmp_path / "runs", seeds=2)
     for path in sorted(folder.rglob("result.json")):

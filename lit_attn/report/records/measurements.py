@@ -100,7 +100,7 @@ def measure(result: records.Result, metric: records.Metric) -> Row:
         measured["diverged"] = True
     if result.stopped_early:
         measured["stopped_early"] = True
-    if result.replaced_layers != result.attention_layers:
+    if result.replaced_layers != result.attention_layers or result.attention_layers == 0:
         measured["replaced_layers"] = f"{result.replaced_layers} of {result.attention_layers}"
     if result.cache_bytes is not None:
         measured["cache_bytes"] = result.cache_bytes
