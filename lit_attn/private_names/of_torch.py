@@ -1,9 +1,10 @@
 """Uses of PyTorch's private names; NAMES in lit_attn.private_names explains each."""
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ __all__ = [
     "tree_flatten",
     "tree_unflatten",
 ]
+
+M = TypeVar("M", bound=nn.Module)
 
 outside_compiled_code = torch._disable_dynamo
 """Decorator of a function that compiled code calls as it is. It imports the compiler, which takes
@@ -96,6 +99,20 @@ def has_hooks(module: nn.Module) -> bool:
         or len(module._backward_pre_hooks) > 0
         or len(module._backward_hooks) > 0
     )
+
+
+def copy_without_hooks(module: M) -> M:
+    """Return a copy of a module that calls no hooks: those of a profiler cannot be copied."""
+    copies: dict[int, Any] = {}
+    for part in module.modules():
+        for hooks in (
+            part._forward_pre_hooks,
+            part._forward_hooks,
+            part._backward_pre_hooks,
+            part._backward_hooks,
+        ):
+            copies[id(hooks)] = type(hooks)()
+    return copy.deepcopy(module, copies)
 
 
 def takes_generator(operation: Any) -> bool:

@@ -3,7 +3,6 @@
 docs/diagnostics.md explains the quantities. Shapes: B batch, n tokens, d width, H heads.
 """
 
-import copy
 import inspect
 import io
 import math
@@ -28,6 +27,7 @@ from lit_attn.cells.rows import DiagnosticRow, csv_lines, read_diagnostics
 from lit_attn.config.training import SAMPLED_KINDS, DiagnosticsConfig
 from lit_attn.files import append, write_atomic
 from lit_attn.models.sharding import gathered_weights, is_sharded
+from lit_attn.private_names.of_torch import copy_without_hooks
 from lit_attn.training.board_images import draw_maps
 from lit_attn.training.recording import MetricsFile
 
@@ -189,7 +189,7 @@ def diagnose(
     for layer, layer_calls in zip(layers, calls, strict=True):
         number = numbers[layer]
         # One layer at a time: a float64 copy of all layers would triple the network's memory.
-        float64_layer = copy.deepcopy(layer).double()
+        float64_layer = copy_without_hooks(layer).double()
         values, layer_arrays = _diagnose_layer(float64_layer, layer_calls, settings.kinds)
         rows += [DiagnosticRow(step, number, *value) for value in values]
         for name, array in layer_arrays.items():
