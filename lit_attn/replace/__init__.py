@@ -3,7 +3,7 @@
 `replace_attention` is the door in Python, and the models `timm`, `transformers` and `module` are
 the door in YAML; the core knows these kinds by name alone. An adapter of your own derives from
 `Adapter`, and stands in ADAPTERS under the class of attention module that it replaces
-(docs/own-models.md). `*_layers.py` have the adapters of one library each; `adapter.py` and
+(docs/adapters.md). `*_layers.py` have the adapters of one library each; `adapter.py` and
 `projections.py` are what they share, and `search.py` finds layers.
 """
 

@@ -57,7 +57,7 @@ class ExternalModel(Model):
     adapters: dict[str, str] = Field(
         {},
         description="adapter, such as Hub, by class of attention module, such as `net:MyAttention` "
-        "(docs/own-models.md)",
+        "(docs/adapters.md)",
     )
 
     only: LayerChoice = Field(

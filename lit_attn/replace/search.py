@@ -115,7 +115,7 @@ PROJECTION_NAMES = (
 READ_BY_STRUCTURE = ("transformers.", "transformers_modules.")
 """Packages whose attention is read by its structure; the second one has code of model folders."""
 
-NO_ADAPTER = "its class has no adapter; docs/own-models.md says how to write one"
+NO_ADAPTER = "its class has no adapter; docs/adapters.md says how to write one"
 OURS = "it is a layer of lit_attn already; build the model again to choose other parts for it"
 
 
