@@ -140,7 +140,8 @@ class ModuleOptimizer(OwnClass, Optimizer, kind="module"):
     """An optimiser class of a user or of another package.
 
     It is called with the trainable parameters, `lr`, the `arguments`, and `weight_decay` if it is
-    not 0. The schedule sets `lr` in every group of parameters.
+    not 0. The schedule sets `lr` in every group of parameters. The class derives from
+    torch.optim.Optimizer, and its `step` calls the closure that it gets.
     """
 
     base_class: ClassVar[str] = "torch.optim:Optimizer"
