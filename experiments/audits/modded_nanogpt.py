@@ -10,6 +10,9 @@ The record book, each record against the target of 3.28, comes from the table:
 
     lit-attn judge modded-nanogpt.csv --reader modded_nanogpt.py:read_records
         --metric val_loss:min --target 3.28
+
+The READMEs of the records print 43 p for this target. The 35 whose runs have a log each agree with
+the t test of this command in every printed digit.
 """
 
 import csv

@@ -50,7 +50,7 @@ def read_runs(path: str | Path, *, reader: str = "") -> "pd.DataFrame":
 
     The columns are those of the program: nothing is renamed, and cells of a table stay texts.
     `reader` (`FILE.py:FUNCTION`) names a function that reads the path; its file is executed.
-    docs/judge.md lists the programs. Raises ConfigError for another path.
+    docs/other-runs.md lists the programs. Raises ConfigError for another path.
     """
     import pandas as pd
 
