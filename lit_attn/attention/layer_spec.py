@@ -59,6 +59,7 @@ class LayerSpec(Config):
     """Specification of one attention layer: one part of every family."""
 
     similarity: SimilarityConfig = Field(DotConfig(), description="logits of a head")
+    # zz is no kind of similarity, because it adds to the logits of any softmax similarity.
     zz: bool | Literal["like-k"] = Field(
         False,
         description="add z_i.z_j / sqrt(D) to the logits, z = x W_Z (Belief2 11); `like-k`: z is "
