@@ -191,7 +191,7 @@ def _main(root: Path) -> None:
         job = Job(root / name, cell.study, cell.variant, cell.seed, cell.fingerprint, settings)
         jobs.append(job)
     runner.RETRIES.clear()
-    launcher = Launcher("device_cells:run_cell")
+    launcher = Launcher("helpers.device_cells:run_cell")
     for again in (jobs, [job for job in jobs if job.variant == "stopped"]):
         Runner(launcher, Slots([None] * 6), make_display(sys.stdout)).run(again)
 
