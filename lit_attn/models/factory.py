@@ -83,16 +83,14 @@ def describe(model: Model, data: Data) -> Budget:
     network = build(model, data, "meta").eval()
     parameters = count(network)
     layers = model.count_layers(network)
-    # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
-    network.requires_grad_(False)
     signature = data.signature()
+    # Decoding has no gradients.
+    network.requires_grad_(False)
     with torch.no_grad(), model_errors():
         cache_bytes = count_cache_bytes(network, signature)
-        batch_flops = count_flops(network, signature.sample())
-    sample_flops = batch_flops // signature.sample_count
     return Budget(
         parameters,
-        sample_flops,
+        count_sample_flops(network, signature),
         _find_width(model, data, parameters),
         layers.replaced,
         layers.total,
@@ -183,6 +181,18 @@ def count_cache_bytes(network: nn.Module, signature: Signature) -> int | None:
     if caches is None:
         return None
     return round(count_bytes(caches) / (signature.tokens * signature.sample_count))
+
+
+def count_sample_flops(network: nn.Module, signature: Signature) -> int:
+    """Return the FLOPs of `network`, which is on the meta device, on one sample.
+
+    Its attention layers cannot be used afterwards. Raises ConfigError if its parts do not go
+    together.
+    """
+    # The counter tracks gradient functions of inputs, which an expanded parameter lacks here.
+    network.requires_grad_(False)
+    with torch.no_grad(), model_errors():
+        return count_flops(network, signature.sample()) // signature.sample_count
 
 
 def count_flops(network: nn.Module, sample: tuple[Tensor, ...]) -> int:

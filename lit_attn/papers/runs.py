@@ -99,8 +99,8 @@ def estimate_costs(
                 continue
             experiment = variant.experiment
             model = factory.resolve(experiment.model, variant.match_to, experiment.data)
-            budget = factory.describe(model, experiment.data)
-            sample_flops = 3 * budget.flops
+            network = factory.build(model, experiment.data, "meta").eval()
+            sample_flops = 3 * factory.count_sample_flops(network, experiment.data.signature())
             steps = count_steps(experiment, samples)
             sample_count = steps * experiment.data.batch_size
             is_float32 = experiment.training.precision == "fp32"
