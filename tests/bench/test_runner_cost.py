@@ -1,15 +1,11 @@
 """The benchmark of the runner measures every command."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import runner_cost, studies
-from helpers.paths import ROOT
+from helpers import empty_cells, runner_cost, studies
 
 from lit_attn.ablate.plan import expand
 
@@ -43,21 +39,16 @@ def test_a_command_that_fails_raises_an_error() -> None:
         runner_cost._run(["false"])
 
 
-@pytest.mark.process
-def test_an_importing_cell_imports_training(tmp_path: Path) -> None:
+def test_an_importing_cell_imports_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A benchmark with --imports measures cells that load torch and Lightning."""
-    cell = write_empty_cell(tmp_path)
-    command = [sys.executable, "-v", "-m", "helpers.empty_cells", "--imports", str(cell)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
-    )
-    assert "import 'lit_attn.training.build'" in finished.stderr
-    assert (cell / "result.json").exists()
-
-
-def write_empty_cell(folder: Path) -> Path:
-    source = studies.study(folder, "baseline: a\ncells: {a: {}}")
-    job = expand(source, folder / "runs").jobs[0]
+    imported: list[str] = []
+    monkeypatch.setattr(empty_cells, "import_module", imported.append)
+    job = expand(studies.study(tmp_path, "baseline: a\ncells: {a: {}}"), tmp_path / "runs").jobs[0]
     job.write_config()
-    return job.folder
+    assert empty_cells.main(["--imports", str(job.folder)]) == 0
+    (name,) = imported
+    assert name == "lit_attn.training.build"
+    assert importlib.util.find_spec(name) is not None
+    assert (job.folder / "result.json").exists()
