@@ -2,67 +2,42 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from helpers.commands import run_python
 from helpers.holding import hold_at
 from helpers.paths import ROOT
 from helpers.runs import wait_until
 
+from lit_attn.__main__ import main
 from lit_attn.schema.yaml_text import parse_plain
 
 STUDY = """\
 studies:
   pair:
-    title: Two variants on two machines
+    title: Two seeds on two machines
     experiment: {experiment}
     seeds: [0, 1]
     set: {{training.epochs: 4, training.evaluate_every: 1, training.checkpoint_every: 0.001}}
-    cells:
-      standard: {{attention: standard}}
-      belief: {{attention: belief}}
+    cells: {{standard: {{}}}}
     baseline: standard
 """
 
 
 PAGE = (ROOT / "docs" / "cloud.md").read_text(encoding="utf-8")
-RAY = """\
-from pathlib import Path
-
-
-class Task:
-    def __init__(self, function):
-        self.remote = function
-
-
-def remote(**options):
-    return Task
-
-
-def init():
-    Path("initialised").touch()
-
-
-def get(results):
-    return results
-"""
-"""Substitute for Ray, which runs a task at once."""
 
 
 def examples(language: str) -> list[str]:
     """Return the code blocks of the page in a language."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def write_study(folder: Path) -> None:
@@ -86,10 +61,11 @@ def start(machine: Path, bucket: Path, node: int) -> subprocess.Popen[bytes]:
     python = f'export PATH="{Path(sys.executable).parent}:$PATH"; '
     variables = {"STUDY": "pair", "SEEDS": "0 1"}
     variables |= {"SKYPILOT_NODE_RANK": str(node), "SKYPILOT_NUM_NODES": "2"}
+    variables |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         ["bash", "-c", python + script],
         cwd=machine,
-        env=environment() | variables,
+        env=os.environ | variables,
         start_new_session=True,
     )
 
@@ -114,86 +90,71 @@ def test_a_job_continues_on_another_machine(tmp_path: Path) -> None:
     assert start(tmp_path / "second", bucket, 0).wait() == 0
     assert start(tmp_path / "third", bucket, 1).wait() == 0
     results = sorted(bucket.glob("runs/pair/*/*/result.json"))
-    assert len(results) == 4
+    assert len(results) == 2
     # The interrupted cell has two attempts in its folder: it was continued, not started again.
     assert any((path.parent / "attempts" / "2").is_dir() for path in results)
 
-    command = [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--seeds", "0,1"]
-    merged = subprocess.run(
-        [*command, "--out", bucket / "runs", "--reports", tmp_path / "reports"],
-        cwd=tmp_path / "third",
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "4 done, 0 to run" in merged.stdout
+    words = ["lit_attn.ablate", "ablations.yaml", "--seeds", "0,1", "--out", str(bucket / "runs")]
+    words += ["--reports", str(tmp_path / "reports")]
+    merged = run_python(tmp_path / "third", "-m", *words)
+    assert merged.returncode == 0, merged.stderr
+    assert "2 done, 0 to run" in merged.stdout
     assert (tmp_path / "reports" / "pair" / "table.md").exists()
 
 
-def prepare_cells(folder: Path) -> list[Path]:
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Run the page's code that writes the folders of the cells of one small study."""
-    write_study(folder)
+    write_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
     prepare, _ = examples("python")
     assert prepare.count("belief2-cifar100") == 1
-    code = prepare.replace("belief2-cifar100", "pair")
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), check=True)
-    return [folder / line for line in (folder / "cells.txt").read_text().splitlines()]
+    exec(prepare.replace("belief2-cifar100", "pair"), {})
+    cells = [Path(line) for line in Path("cells.txt").read_text().splitlines()]
+    assert len(cells) == 2
+    return cells
 
 
 @pytest.mark.slow
-def test_the_command_of_a_pod_trains_the_cell_of_its_index(tmp_path: Path) -> None:
-    """The plan lists the cells, so a run writes the tables without training."""
-    cells = prepare_cells(tmp_path)
-    assert len(cells) == 4
+def test_the_command_of_a_pod_trains_the_cell_of_its_index(cells: list[Path]) -> None:
     (_, example) = examples("yaml")
     specification = parse_plain(example, "text")["spec"]
     assert specification["completionMode"] == "Indexed"
     assert specification["template"]["spec"]["restartPolicy"] == "Never"
     (container,) = specification["template"]["spec"]["containers"]
     command = [*container["command"], *container["args"]]
-    # The program is that of this environment.
-    assert command[-1].count("lit-attn train") == 1
-    command[-1] = command[-1].replace("lit-attn", f"{sys.executable} -m lit_attn")
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment() | {"JOB_COMPLETION_INDEX": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [cell for cell in cells if (cell / "result.json").exists()] == [cells[2]]
+    assert command[-1].count("exec lit-attn ") == 1
+    command[-1] = command[-1].replace("exec lit-attn ", "echo ")
+
+    def run_pod(index: int) -> int:
+        """Run the command of the shell in this process, and return its exit code."""
+        variables = os.environ | {"JOB_COMPLETION_INDEX": str(index)}
+        words = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
+        return main(shlex.split(words.stdout.decode()))
+
+    assert run_pod(1) == 0
+    assert [(cell / "result.json").exists() for cell in cells] == [False, True]
     # A wrong configuration has the exit code that gives its index up.
-    (cells[3] / "config.yaml").write_text("study: pair\n")
-    wrong = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment() | {"JOB_COMPLETION_INDEX": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (cells[0] / "config.yaml").write_text("study: pair\n")
     give_up = specification["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
-    assert wrong.returncode == 2
-    assert wrong.returncode in give_up
+    assert run_pod(0) == 2
+    assert 2 in give_up
 
 
 @pytest.mark.slow
-def test_the_tasks_of_ray_train_every_cell(tmp_path: Path) -> None:
-    cells = prepare_cells(tmp_path)
-    (tmp_path / "cells.txt").write_text(f"{cells[0].relative_to(tmp_path)}\nnowhere\n")
-    (tmp_path / "ray.py").write_text(RAY)
+def test_the_tasks_of_ray_train_every_cell(
+    cells: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A substitute for Ray runs a task at once, and its command in a fork."""
+    Path("cells.txt").write_text(f"{cells[0]}\nnowhere\n")
+    ray = types.ModuleType("ray")
+    ray.remote = lambda **_: lambda task: SimpleNamespace(remote=task)
+    ray.init = Path("initialised").touch
+    ray.get = list
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(subprocess, "run", lambda words: run_python(Path.cwd(), *words[1:]))
     _, code = examples("python")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (tmp_path / "initialised").exists()
+    exec(code, {})
+    assert Path("initialised").exists()
     assert (cells[0] / "result.json").exists()
-    assert done.stdout.splitlines()[-1] == "nowhere: exit code 2"
+    assert capsys.readouterr().out == "nowhere: exit code 2\n"
