@@ -55,7 +55,14 @@ AREAS = {
     "data": Area(["lit_attn/data/*.py", "lit_attn/data/*/*.py"], [*FAST, "tests/data"]),
     "training": Area(
         ["lit_attn/training/*.py", "lit_attn/tasks/*.py", "lit_attn/optim/*.py"],
-        [*FAST, "tests/training", "tests/optim", "tests/models/test_translation.py"],
+        [
+            *FAST,
+            "tests/training",
+            "tests/optim",
+            "tests/models/test_translation.py",
+            "tests/config/test_metrics.py",
+            "tests/ablate/test_cli.py",
+        ],
     ),
     "runner": Area(
         ["lit_attn/ablate/*.py", "lit_attn/cells/*.py", "lit_attn/config/*.py"],
