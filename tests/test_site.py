@@ -24,7 +24,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_site(folder: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        # With --quiet, --strict would ignore warnings.
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         check=True,
