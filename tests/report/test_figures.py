@@ -110,6 +110,14 @@ def test_equal_values_stand_above_each_other() -> None:
         assert len({(x, y) for x, y in row}) == 3
 
 
+def test_a_high_stack_stays_within_its_row() -> None:
+    left, _ = draw(study({"base": [1.0] * 12, "up": [2.0] * 11 + [3.0]})).axes
+    base, up = dots(left)
+    assert min(y for _, y in base) >= -0.5  # The upper edge of the axes.
+    assert min(y for _, y in up) > max(y for _, y in base)
+    assert len({*base, *up}) == 24
+
+
 def test_a_far_outlier_is_named_at_the_edge() -> None:
     values = {"base": [1.0, 1.1, 1.2, 1.3], "up": [1.2, 1.3, 1.4, 1.5], "far": [90.0, 91.0, 1.3, 1]}
     left, _ = draw(study(values)).axes

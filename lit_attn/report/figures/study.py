@@ -22,6 +22,7 @@ from lit_attn.report.tables.labels import find_blocks
 from lit_attn.report.verdicts.comparison import Comparisons
 
 EFFECT_LETTERS = 48  # Letters of a line of an effect's name.
+STACK = 0.4  # Height of the dots of equal values, in rows.
 
 
 class Difference(NamedTuple):
@@ -217,15 +218,18 @@ def _draw_dots(
     A mean, or median, outside the axis is printed at its edge after its `word`.
     """
     low, high = axes.get_xlim()
-    stacks: dict[int, int] = defaultdict(int)
-    x: list[float] = []
-    y: list[float] = []
+    stacks: dict[int, list[float]] = defaultdict(list)
     for value in sorted(values):
         if low <= value <= high:
-            place = round(100 * (value - low) / (high - low))
-            x.append(value)
-            y.append(row - 0.09 * stacks[place])
-            stacks[place] += 1
+            stacks[round(100 * (value - low) / (high - low))].append(value)
+    tallest = max(map(len, stacks.values()), default=0)
+    # A high stack is compressed: it stays within its row.
+    step = min(0.09, STACK / max(1, tallest - 1))
+    x: list[float] = []
+    y: list[float] = []
+    for stack in stacks.values():
+        x += stack
+        y += [row - step * place for place in range(len(stack))]
     (line,) = axes.plot(x, y, "o", color=COLOURS[0], markersize=4, alpha=0.55, mew=0)
     drawing.name_values(line, name, map(drawing.short, x))
     below = [value for value in values if value < low]
