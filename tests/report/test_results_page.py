@@ -123,8 +123,9 @@ def test_the_floors_of_the_digits_are_counted_again() -> None:
 
 
 def count_seeds(study: str) -> int:
-    """Return the number of seeds of a committed study."""
-    return len({row["seed"] for row in write_results.read_table(f"{study}/per_seed.csv")})
+    """Return the number of seeds with a value of a committed study."""
+    rows = write_results.read_table(f"{study}/per_seed.csv")
+    return len({row["seed"] for row in rows if row["value"]})
 
 
 def test_the_probes_that_mechanisms_do_not_solve_are_named() -> None:
