@@ -33,12 +33,12 @@ class Scaled(Schedule, kind="scaled"):
     def rate_at(self, step: int, peak: float, steps_per_epoch: int, epochs: int) -> float:
         return peak * factors.FACTOR
 """
-VARIANTS = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1e-2}}"
 
 
 @pytest.fixture
 def cluster() -> Iterator[dict[str, str]]:
-    with slurm_cluster.cluster() as environment:
+    # SLURM forgets a job two seconds after its end.
+    with slurm_cluster.cluster("MinJobAge=2\n") as environment:
         yield environment
 
 
@@ -49,7 +49,10 @@ def write_study(folder: Path, body: str, schedule: str = "{kind: cosine, warmup:
 
 
 def start(folder: Path, cluster: dict[str, str], *options: str) -> "subprocess.Popen[str]":
-    return slurm_cluster.start_study(folder, cluster, *options, package=str(folder / "checkout"))
+    """Start the command line, with the package of the folder `checkout` if it exists."""
+    checkout = folder / "checkout"
+    package = str(checkout) if checkout.exists() else None
+    return slurm_cluster.start_study(folder, cluster, *options, package=package)
 
 
 def list_jobs(cluster: dict[str, str], states: str = "PENDING") -> list[str]:
@@ -74,40 +77,11 @@ def read_results(folder: Path) -> list[Result]:
 def test_a_waiting_job_runs_the_code_of_its_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    """The package, a plug-in and its neighbour change in the queue; later jobs run the new code."""
+    """The package, a plug-in and its neighbour change while jobs of two snapshots wait.
+
+    Both jobs run, and the next submission runs the new code and removes both snapshots.
+    """
     shutil.copytree(ROOT / "lit_attn", tmp_path / "checkout" / "lit_attn")
-    write_study(tmp_path, "parts: [scaled.py]\n" + VARIANTS, "scaled")
-    (tmp_path / "scaled.py").write_text(SCHEDULE)
-    (tmp_path / "factors.py").write_text("FACTOR = 1.0\n")
-    set_node(cluster, "DRAIN")
-    with start(tmp_path, cluster, "--seeds", "1") as process:
-        wait_until(lambda: len(list_jobs(cluster)) == 2 or process.poll() is not None)
-        train = tmp_path / "checkout" / "lit_attn" / "train.py"
-        train.write_text("raise RuntimeError('a half-finished change')\n")
-        (tmp_path / "scaled.py").write_text("raise RuntimeError('another change')\n")
-        (tmp_path / "factors.py").write_text("FACTOR = 0.5\n")
-        set_node(cluster, "RESUME")
-        output, _ = process.communicate(timeout=2 * TIMEOUT)
-    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/.slurm/*/*_log.err"))
-    assert process.returncode == 0, output + logs
-    results = read_results(tmp_path)
-    assert len(results) == 2
-    assert len({result.code for result in results}) == 1
-    imported = tmp_path / "imported.txt"
-    assert set(imported.read_text().split()) == {"1.0"}
-    imported.unlink()
-    shutil.copy2(ROOT / "lit_attn" / "train.py", train)
-    (tmp_path / "scaled.py").write_text(SCHEDULE)
-    with start(tmp_path, cluster, "--seeds", "1,") as process:
-        output, _ = process.communicate(timeout=2 * TIMEOUT)
-    assert process.returncode == 0, output
-    assert set(imported.read_text().split()) == {"0.5"}
-
-
-@pytest.mark.process
-def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Path) -> None:
-    """Jobs of two snapshots wait; both run, and the next submission removes both snapshots."""
-    (tmp_path / "checkout").symlink_to(ROOT)
     write_study(tmp_path, "parts: [scaled.py]\nbaseline: a\ncells: {a: {}}", "scaled")
     (tmp_path / "scaled.py").write_text(SCHEDULE)
 
@@ -119,26 +93,34 @@ def test_a_submission_removes_the_snapshots_of_forgotten_jobs_only(tmp_path: Pat
         path = tmp_path / "imported.txt"
         return set(path.read_text().split()) if path.exists() else set()
 
-    # SLURM forgets a job two seconds after its end.
-    with slurm_cluster.cluster("MinJobAge=2\n") as cluster:
-        set_node(cluster, "DRAIN")
-        for seed, count in ((0, 1), (1, 2)):
-            (tmp_path / "factors.py").write_text(f"FACTOR = 0.{seed + 1}\n")
-            with start(tmp_path, cluster, "--seeds", f"{seed},") as process:
-                wait_until(lambda count=count: len(list_jobs(cluster)) == count)
-                process.terminate()
-                process.communicate(timeout=TIMEOUT)
-            assert len(list_snapshots()) == seed + 1
-        waiting = list_snapshots()
-        records = [path.read_text() for path in tmp_path.glob("runs/tiny/.slurm/*/snapshot.txt")]
-        assert set(records) == {f"{name}\ntest" for name in waiting}
-        set_node(cluster, "RESUME")
-        wait_until(lambda: list_factors() == {"0.1", "0.2"} and not list_jobs(cluster, "all"))
-        (tmp_path / "factors.py").write_text("FACTOR = 0.3\n")
-        with start(tmp_path, cluster, "--seeds", "3") as process:
-            output, _ = process.communicate(timeout=2 * TIMEOUT)
-        assert process.returncode == 0, output
-    assert len(read_results(tmp_path)) == 3
+    set_node(cluster, "DRAIN")
+    for seed, count in ((0, 1), (1, 2)):
+        (tmp_path / "factors.py").write_text(f"FACTOR = 0.{seed + 1}\n")
+        with start(tmp_path, cluster, "--seeds", f"{seed},") as process:
+            wait_until(lambda count=count: len(list_jobs(cluster)) == count)
+            process.terminate()
+            process.communicate(timeout=TIMEOUT)
+        assert len(list_snapshots()) == seed + 1
+    waiting = list_snapshots()
+    records = [path.read_text() for path in tmp_path.glob("runs/tiny/.slurm/*/snapshot.txt")]
+    assert set(records) == {f"{name}\ntest" for name in waiting}
+    train = tmp_path / "checkout" / "lit_attn" / "train.py"
+    train.write_text("raise RuntimeError('a half-finished change')\n")
+    (tmp_path / "scaled.py").write_text("raise RuntimeError('another change')\n")
+    set_node(cluster, "RESUME")
+    wait_until(lambda: not list_jobs(cluster, "all"))
+    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/.slurm/*/*_log.err"))
+    assert list_factors() == {"0.1", "0.2"}, logs
+    shutil.copy2(ROOT / "lit_attn" / "train.py", train)
+    (tmp_path / "scaled.py").write_text(SCHEDULE)
+    (tmp_path / "factors.py").write_text("FACTOR = 0.3\n")
+    with start(tmp_path, cluster, "--seeds", "3") as process:
+        output, _ = process.communicate(timeout=2 * TIMEOUT)
+    assert process.returncode == 0, output
+    assert list_factors() == {"0.1", "0.2", "0.3"}
+    results = read_results(tmp_path)
+    assert len(results) == 3
+    assert len({result.code for result in results}) == 1
     assert len(list_snapshots()) == 1
     assert not list_snapshots() & waiting
 
@@ -148,7 +130,6 @@ def test_a_model_that_cannot_be_built_is_not_submitted(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     """Only a process with PyTorch sees that even the narrowest FFN has too many parameters."""
-    (tmp_path / "checkout").symlink_to(ROOT)
     experiment = studies.EXPERIMENT.replace("width: 32", "width: 1")
     studies.write(tmp_path, "baseline: a\ncells: {a: {}, b: {attention: mgk}}", experiment)
     with start(tmp_path, cluster) as process:
@@ -168,7 +149,6 @@ def test_jobs_of_a_removed_variant_are_cancelled_alone(
 ) -> None:
     body = "baseline: a\ncells: {a: {}, b: {optimizer.lr: 1e-2}, c: {optimizer.lr: 1e-1}}"
     write_study(tmp_path, body)
-    (tmp_path / "checkout").symlink_to(ROOT)
     set_node(cluster, "DRAIN")
     with start(tmp_path, cluster) as process:
         wait_until(lambda: len(list_jobs(cluster)) == 6 or process.poll() is not None)
