@@ -62,11 +62,11 @@ def test_the_image_copies_all_that_the_wheel_is_built_from() -> None:
 
 
 def test_the_image_installs_the_package_with_the_tested_versions() -> None:
-    """The versions are those of the command for developers."""
+    """The versions are those of README's command for developers."""
     (install,) = [words for words in arguments_of("RUN") if words.startswith("pip install")]
     words = shlex.split(install)
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (constraints,) = re.findall(r'pip install -e "\.\[dev\]" (-c \S+)', page)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (constraints,) = re.findall(r'pip install -e "\.\[dev\]" (-c \S+)', readme)
     assert " ".join(words[-2:]) == constraints
     (package,) = [word for word in words if word.startswith(".")]
     extras = re.fullmatch(r"\.\[(.*)\]", package)
