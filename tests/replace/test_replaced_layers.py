@@ -245,8 +245,7 @@ def test_the_caption_says_which_variants_keep_layers(tmp_path: Path) -> None:
     folder = fake_study.write_study(tmp_path / "runs", seeds=2)
     for path in sorted(folder.rglob("result.json")):
         result = json.loads(path.read_text())
-        total = 12
-        replaced = 9 if result["variant"] == "belief2" else total
+        replaced, total = {"belief2": (9, 12), "belief": (0, 0)}.get(result["variant"], (12, 12))
         path.write_text(
             json.dumps(result | {"replaced_layers": replaced, "attention_layers": total})
         )
@@ -254,4 +253,5 @@ def test_the_caption_says_which_variants_keep_layers(tmp_path: Path) -> None:
     for name in ("table.md", "table.full.md", "table.html"):
         text = " ".join((report / name).read_text().split())
         assert "belief2: 9 of 12 attention layers have the mechanism of their variant" in text
+        assert "belief: the model has no attention layer of lit_attn" in text.replace("\\", "")
     assert "standard: " not in (report / "table.md").read_text()

@@ -56,15 +56,19 @@ def _describe_unreadable(study: StudyRecord) -> str | None:
 
 
 def _describe_kept_layers(study: StudyRecord) -> list[str]:
-    """Return a sentence about variants of which a part of the attention layers was replaced."""
+    """Return sentences about variants of which not all attention layers were replaced."""
     by_count: dict[str, list[str]] = {}
     for variant in study.plan.variants:
         for count in dict.fromkeys(study.measurements("replaced_layers", variant.name)):
             by_count.setdefault(str(count), []).append(variant.name)
-    if not by_count:
-        return []
-    counts = [f"{', '.join(names)}: {count}" for count, names in by_count.items()]
-    return [fill(SENTENCES["layers"], counts="; ".join(counts))]
+    sentences = []
+    without = by_count.pop("0 of 0", [])
+    if without:
+        sentences.append(fill(SENTENCES["no_layers"], variants=", ".join(without)))
+    if by_count:
+        counts = [f"{', '.join(names)}: {count}" for count, names in by_count.items()]
+        sentences.append(fill(SENTENCES["layers"], counts="; ".join(counts)))
+    return sentences
 
 
 def describe_records(study: StudyRecord) -> tuple[list[str], list[str]]:
