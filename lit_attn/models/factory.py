@@ -84,8 +84,6 @@ def describe(model: Model, data: Data) -> Budget:
     parameters = count(network)
     layers = model.count_layers(network)
     signature = data.signature()
-    # Decoding has no gradients.
-    network.requires_grad_(False)
     with torch.no_grad(), model_errors():
         cache_bytes = count_cache_bytes(network, signature)
     return Budget(
@@ -99,7 +97,7 @@ def describe(model: Model, data: Data) -> Budget:
 
 
 def describe_kept_layers(model: Model, data: Data) -> str:
-    """Return how many attention layers of a model from elsewhere are replaced, if not all are."""
+    """Return a sentence about the attention layers that a model from elsewhere keeps or lacks."""
     layers = _count_layers(type(model), model.model_dump_json(), data.signature())
     if layers.total == 0:
         return "model: has no attention layer of lit_attn, so `attention` changes nothing in it"

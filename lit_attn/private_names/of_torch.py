@@ -91,26 +91,27 @@ def compiler_counters() -> dict[str, Counter[str]]:
     return torch._dynamo.utils.counters
 
 
+def list_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the functions that a call of a module, and its gradient, also call, by their kind."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return True if calling a module calls further functions."""
-    return (
-        len(module._forward_pre_hooks) > 0
-        or len(module._forward_hooks) > 0
-        or len(module._backward_pre_hooks) > 0
-        or len(module._backward_hooks) > 0
-    )
+    return any(len(hooks) > 0 for hooks in list_hooks(module))
 
 
 def copy_without_hooks(module: M) -> M:
     """Return a copy of a module that calls no hooks: those of a profiler cannot be copied."""
     copies: dict[int, Any] = {}
     for part in module.modules():
-        for hooks in (
-            part._forward_pre_hooks,
-            part._forward_hooks,
-            part._backward_pre_hooks,
-            part._backward_hooks,
-        ):
+        for hooks in list_hooks(part):
+            # deepcopy takes what stands here for the copy of the object with this id.
             copies[id(hooks)] = type(hooks)()
     return copy.deepcopy(module, copies)
 

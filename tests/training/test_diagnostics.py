@@ -144,6 +144,16 @@ def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.process
+@pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
+def test_a_cell_under_a_profiler_is_diagnosed(diagnosed: Path, tmp_path: Path) -> None:
+    """PyTorch's profiler registers hooks in every module, which cannot be copied."""
+    folder = train_cell(cell(profiler="pytorch"), tmp_path)
+    theirs = read_diagnostics(diagnosed / "diagnostics.csv")
+    ours = read_diagnostics(folder / "diagnostics.csv")
+    assert [row[:-1] for row in ours] == [row[:-1] for row in theirs]
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
 def test_a_resumed_cell_has_the_same_diagnostics(
     stops: tuple[int, ...], diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

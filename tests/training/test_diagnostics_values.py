@@ -169,27 +169,6 @@ def test_every_choice_has_the_diagnostics_of_the_formulas(name: str) -> None:
     assert 0.5 < actual[1, None, "captured-qk"] < 1
 
 
-def test_layers_with_hooks_of_a_profiler_are_diagnosed() -> None:
-    """`training.profiler: pytorch` registers hooks whose object cannot be copied."""
-
-    class Profiler:
-        def __init__(self) -> None:
-            self.open_records = (number for number in range(3))
-            self.calls = 0
-
-        def record(self, *_: Any) -> None:
-            self.calls += 1
-
-    network = vision(PRESETS["standard"])
-    plain = values(diagnose_network(network, images()))
-    profiler = Profiler()
-    for module in network.modules():
-        module.register_forward_pre_hook(profiler.record)
-        module.register_forward_hook(profiler.record)
-    assert values(diagnose_network(network, images())) == pytest.approx(plain)
-    assert profiler.calls > 0
-
-
 @pytest.mark.slow
 def test_arrays_are_named_by_layer() -> None:
     network = vision(PRESETS["mgk"])
