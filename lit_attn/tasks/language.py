@@ -43,7 +43,12 @@ class LanguageModelling(TaskModule):
         return [getattr(self.network, "trunk", self.network)]
 
     def loss(self, batch: Any) -> Tensor:
-        return self.nll(batch).mean()
+        """Return the mean of -log p of the targets, without those that are IGNORED.
+
+        With several processes it is the mean of their means.
+        """
+        target_count = (batch[-1] != IGNORED).sum()
+        return self.nll(batch).sum() / target_count.clamp(min=1)
 
     def evaluate(self, batch: Any) -> tuple[Tensor, ...]:
         """Return -log p of every target, and the targets."""

@@ -438,6 +438,20 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
         assert metrics[f"{split}/unsolved_steps"] == 6
 
 
+def test_the_loss_that_trains_is_the_mean_of_the_targets() -> None:
+    experiment = parse_plain((PROBES / "recall.yaml").read_text(), "text")
+    cell = Cell.model_validate({"study": "t", "variant": "v", "seed": 0, "experiment": experiment})
+    task = build.build(cell, CPU).task.eval()
+    tokens = torch.randint(16, (3, 16))
+    targets = torch.full((3, 16), IGNORED)
+    targets[0, 9], targets[1, 11], targets[1, 13] = 8, 9, 10
+    logits, _ = task.evaluate((tokens, targets))
+    expected = torch.nn.functional.cross_entropy(logits, targets[targets != IGNORED])
+    torch.testing.assert_close(task.loss((tokens, targets)), expected)
+    # Without a target there is nothing to learn.
+    assert task.loss((tokens, torch.full((3, 16), IGNORED))) == 0
+
+
 def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
