@@ -1,8 +1,33 @@
 """lit_attn: ablations of attention mechanisms that a reviewer believes."""
 
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.2.0"
+
+
+def _find_lack() -> str:
+    """Return what this Python lacks for every command, or an empty text."""
+    python = f"{sys.executable} is Python {sys.version_info.major}.{sys.version_info.minor}"
+    if sys.version_info < (3, 11):  # noqa: UP036
+        return f"lit_attn needs Python 3.11 or newer, and {python}"
+    needed = ("jinja2", "numpy", "pandas", "pydantic", "rich", "ruamel", "scipy")
+    missing = [package for package in needed if find_spec(package) is None]
+    if not missing:
+        return ""
+    return (
+        f"{', '.join(missing)}: not installed for {sys.executable}; activate the environment of "
+        "lit_attn, or install it as in README.md: pip install -e ."
+    )
+
+
+_lack = _find_lack()
+if _lack:
+    # The name of the program while Python looks for the module of `python -m`.
+    if sys.argv[:1] == ["-m"]:
+        sys.exit(_lack)
+    raise ImportError(_lack)
 
 # Types of the same names for editors and mypy stand in __init__.pyi. As imports of this file, even
 # under TYPE_CHECKING, they would let every package of lit_attn import every other one.

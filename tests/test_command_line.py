@@ -46,6 +46,20 @@ def test_every_command_prints_its_usage(
     assert_names_page(text)
 
 
+def test_a_python_without_the_packages_is_told_in_one_line() -> None:
+    # Without `site`, Python does not find what pip has installed.
+    command = [sys.executable, "-S", "-m", "lit_attn.ablate", "ablations.yaml"]
+    run = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == (
+        "jinja2, numpy, pandas, pydantic, rich, ruamel, scipy: not installed for "
+        f"{sys.executable}; activate the environment of lit_attn, or install it as in README.md: "
+        "pip install -e .\n"
+    )
+
+
 def assert_names_page(text: str) -> None:
     """Assert that the last line of a help names a page that exists."""
     before, page = text.splitlines()[-1].rsplit(" ", 1)

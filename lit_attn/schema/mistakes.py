@@ -45,12 +45,16 @@ def describe_mistake(error: BaseException) -> str:
 def describe_uncaught(error: BaseException) -> tuple[str, int]:
     """Return one line about an exception that a command did not expect, and the exit code.
 
-    It is a mistake of lit_attn unless the innermost line outside of Python and of installed
-    packages is in code of the user, such as the `parts` of a study.
+    It is a mistake of lit_attn unless a package is not installed, or the innermost line outside of
+    Python and of installed packages is in code of the user, such as the `parts` of a study.
     """
     frames = traceback.extract_tb(error.__traceback__)
     written = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
     if not written or Path(written[-1].filename).is_relative_to(PACKAGE):
+        package = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package not in ("", PACKAGE.name):
+            message = f"{package} is not installed for {sys.executable}; install lit_attn as in"
+            return f"{message} README.md: pip install -e .", 1
         return describe_mistake(error), EXIT_CODE
     words = " ".join(f"{type(error).__name__}: {error}".split())
     place = f"{written[-1].filename}:{written[-1].lineno}"

@@ -1,6 +1,7 @@
 """Errors of lit_attn in places that call code of users."""
 
 import io
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from lit_attn.models.block_checks import check_blocks
 from lit_attn.models.vit import ViTConfig
 from lit_attn.replace import torch_layers
 from lit_attn.schema import errors, mistakes, plugins
+from lit_attn.schema.base import load
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import explain_failure
 from lit_attn.signatures import ImageLabels
@@ -35,6 +37,17 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(plugins, "FILE_HASHES", {})
     monkeypatch.setattr(plugins, "PACKAGE_VERSIONS", {})
     return tmp_path
+
+
+def test_a_package_that_is_not_installed_is_no_mistake_of_lit_attn(folder: Path) -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        load("nowhere.inside:name")
+    message = (
+        f"nowhere is not installed for {sys.executable}; install lit_attn as in README.md: "
+        "pip install -e ."
+    )
+    assert mistakes.describe_uncaught(raised.value) == (message, 1)
+    assert not list(folder.iterdir())
 
 
 def test_a_mistake_in_a_model_is_not_told_as_one_of_its_user(
