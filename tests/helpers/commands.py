@@ -3,7 +3,8 @@
 The imports take up to ten seconds of a slow core. So each process of pytest starts one server that
 imports them, and every command is a fork of this server. A command sees nothing of the test or of
 another command: it starts with the modules of the package as they are after their import. Its
-parent is one more fork, which waits for its end.
+parent is one more fork, which waits for its end. A fork that went through all imported objects, as
+Python does when it ends, would copy their memory, which takes seconds, too.
 
 A command that trains cells starts a fork server of its own (lit_attn/ablate/launch.py), which would
 import everything again. In these tests this fork server is a child of the command that was forked
@@ -12,6 +13,8 @@ before the command began.
 
 import atexit
 import functools
+import gc
+import importlib
 import json
 import os
 import re
@@ -22,12 +25,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
+from collections.abc import Callable
 from multiprocessing import util
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from helpers.paths import ROOT
 
@@ -170,8 +175,12 @@ def start_server() -> socket.socket:
 
 def serve(requests: socket.socket) -> None:
     """Fork a process for each request, which runs the command in a child process of its own."""
-    import lit_attn.training.fit  # noqa: F401
+    from lit_attn.ablate.launch import TRAINING
 
+    for module in TRAINING:
+        importlib.import_module(module)
+    # The garbage collector of a fork leaves these objects alone.
+    gc.freeze()
     sys.path.remove(str(ROOT / "tests"))
     # The kernel collects the parents of commands.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -183,8 +192,7 @@ def serve(requests: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
             if _is_command(*descriptors):
-                become(**json.loads(message), files=tuple(descriptors[:2]))
-                return
+                end_after(functools.partial(become, **json.loads(message), files=descriptors[:2]))
         for number in descriptors:
             os.close(number)
 
@@ -205,12 +213,30 @@ def _is_command(out: int, err: int, descriptor: int) -> bool:
     os._exit(0)
 
 
+def end_after(run: Callable[[], None]) -> NoReturn:
+    """End this process after `run` as Python does, but free no modules."""
+    code = 0
+    try:
+        run()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code & 0xFF)
+
+
 def become(
     words: list[str],
     folder: str,
     environment: dict[str, str],
     is_leader: bool,
-    files: tuple[int, int],
+    files: list[int],
 ) -> None:
     """Run a command in this process as a new interpreter would."""
     if is_leader:
