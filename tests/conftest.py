@@ -1,5 +1,6 @@
 """Settings of all tests: one thread each, their order, and no GPU tests without a GPU."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -8,6 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Collecting makes a million objects that stay. The garbage collector would go through all of them
+# again and again, and in every fork copy their memory.
+gc.disable()
 
 # Fixtures of the helpers.
 pytest_plugins = ["helpers.small_disk"]
@@ -30,6 +35,11 @@ def no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     images = {"svg": b"<svg></svg>", "png": b""}
     monkeypatch.setattr("lit_attn.report.figures.drawing.render", lambda _: images)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # Folders with thousands of short tests.
