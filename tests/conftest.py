@@ -42,6 +42,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    # nanobind prints what it finds frozen when Python ends.
+    gc.unfreeze()
+
+
 # Folders with thousands of short tests.
 QUICK_FOLDERS = {"attention", "models", "replace"}
 

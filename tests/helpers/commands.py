@@ -173,7 +173,7 @@ def start_server() -> socket.socket:
     return ours
 
 
-def serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket) -> NoReturn:
     """Fork a process for each request, which runs the command in a child process of its own."""
     from lit_attn.ablate.launch import TRAINING
 
@@ -187,7 +187,8 @@ def serve(requests: socket.socket) -> None:
     while True:
         message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
         if not message:
-            return
+            # As `end_after`, and without nanobind's list of frozen objects.
+            os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests.close()
