@@ -187,7 +187,7 @@ def serve(requests: socket.socket) -> NoReturn:
     while True:
         message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 3)
         if not message:
-            # As `end_after`, and without nanobind's list of frozen objects.
+            # nanobind lists what is frozen when Python ends.
             os._exit(0)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
