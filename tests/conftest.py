@@ -47,13 +47,14 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-# Folders with thousands of short tests.
-QUICK_FOLDERS = {"attention", "models", "replace"}
+# Place of a folder's tests in the order of all; other folders have 1. Tests that wait for SLURM are
+# first, and thousands of short tests last, so that no process starts a test of a minute when the
+# others are done.
+ORDER = {"slurm": 0, "attention": 2, "models": 2, "replace": 2}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Short tests come last, so that no process starts a test of a minute when the others are done.
-    items.sort(key=lambda item: item.path.parent.name in QUICK_FOLDERS)
+    items.sort(key=lambda item: ORDER.get(item.path.parent.name, 1))
     skip_gpu_tests(items)
 
 
