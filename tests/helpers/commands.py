@@ -265,6 +265,8 @@ def become(
     elif words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, folder)
+        # Python warns of a program that has been imported before it runs.
+        sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
