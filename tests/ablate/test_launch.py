@@ -42,6 +42,27 @@ print(json.dumps(added))
 """
 
 
+def test_the_garbage_collector_of_a_cell_leaves_imported_objects_alone(tmp_path: Path) -> None:
+    code = (
+        "import gc, multiprocessing\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "server = multiprocessing.get_context('forkserver')\n"
+        "server.set_forkserver_preload(['lit_attn.cells.fork_server', 'pydantic'])\n"
+        "with ProcessPoolExecutor(1, server) as pool:\n"
+        "    count = pool.submit(gc.get_freeze_count).result()\n"
+        "    print(pool.submit(gc.isenabled).result(), count > 10_000)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert finished.stdout == "True True\n", finished.stderr
+
+
 @pytest.mark.parametrize("target", [run.TARGET, step_times.TARGET, dry_run.TIMING_TARGET])
 def test_a_measurement_starts_the_server_that_the_cells_need(target: str) -> None:
     """Else, every cell after a measurement for `match: time` imports torch itself, for seconds."""
