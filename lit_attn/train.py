@@ -141,10 +141,10 @@ def run_cell(cell_dir: Path, *, smoke: bool = False) -> None:
     Preempted after SIGTERM, and any other exception of training unchanged.
     """
     from lit_attn.training.fit import fit
-    from lit_attn.training.result import SMOKE
+    from lit_attn.training.result import SMOKE_LIMITS
 
     with _prepare(cell_dir) as (cell, group):
-        limits = SMOKE if smoke else None
+        limits = SMOKE_LIMITS if smoke else None
         fit(cell, cell_dir, group, limits)
 
 
@@ -155,10 +155,10 @@ def time_cell(cell_dir: Path) -> None:
     """
     started = time.perf_counter()
     from lit_attn.training.fit import fit
-    from lit_attn.training.result import SAMPLE, at_final_image_size, estimate_cost
+    from lit_attn.training.result import SAMPLE_LIMITS, at_final_image_size, estimate_cost
 
     with _prepare(cell_dir) as (cell, group):
-        run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE)
+        run = fit(at_final_image_size(cell), cell_dir, group, SAMPLE_LIMITS)
     if run is not None:
         seconds = time.perf_counter() - started
         estimate_cost(cell, run, seconds).write(cell_dir / "timing.json")

@@ -7,11 +7,11 @@ from lit_attn.ablate.display import write_line
 from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.plan import Matrix
-from lit_attn.cells.floors import FILE, Floors
+from lit_attn.cells.floors import FLOORS_FILE, Floors
 from lit_attn.cells.folder import read_result
 from lit_attn.files import one_at_a_time
 
-LOG = "floors.log"
+FLOORS_LOG = "floors.log"
 """Output of a computation of floors that failed."""
 
 LIMIT = 600.0
@@ -40,10 +40,10 @@ def _write_floors_of(matrix: Matrix, launcher: Launcher) -> None:
         return
     write_line(f"{matrix.name}: computing the floors of its data")
     # Tables would show these floors if the new ones cannot be computed.
-    (matrix.folder / FILE).unlink(missing_ok=True)
-    log = matrix.folder / LOG
+    (matrix.folder / FLOORS_FILE).unlink(missing_ok=True)
+    log = matrix.folder / FLOORS_LOG
     log.unlink(missing_ok=True)
-    arguments = (job.folder, matrix.folder / FILE, log)
+    arguments = (job.folder, matrix.folder / FLOORS_FILE, log)
     process = launcher.context.Process(target=train.write_floors, args=arguments)
     process.start()
     process.join(LIMIT)
@@ -64,7 +64,7 @@ def _write_floors_of(matrix: Matrix, launcher: Launcher) -> None:
 
 def _find_job_without_floors(matrix: Matrix) -> Job | None:
     """Return the first finished cell of the baseline if the record has no floors for it."""
-    record = Floors.read_valid(matrix.folder / FILE)
+    record = Floors.read_valid(matrix.folder / FLOORS_FILE)
     for job in matrix.jobs:
         if job.variant != matrix.source.study.baseline:
             continue

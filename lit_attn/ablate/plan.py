@@ -15,8 +15,7 @@ from lit_attn.ablate.variants import Variant, list_dropped_keys, list_levels, re
 from lit_attn.cells import records
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.folder import CellStatus, read_cell
-from lit_attn.cells.screening import FILE as SCREENING_FILE
-from lit_attn.cells.screening import Screening
+from lit_attn.cells.screening import SCREENING_FILE, Screening
 from lit_attn.config.cell import LARGEST_SEED
 from lit_attn.config.study import StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED

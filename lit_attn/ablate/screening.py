@@ -14,7 +14,13 @@ from pathlib import Path
 from lit_attn.ablate.variants import Variant
 from lit_attn.cells.folder import CellStatus
 from lit_attn.cells.records import Metric
-from lit_attn.cells.screening import FILE, ScreenedVariant, Screening, rank_key, rank_variants
+from lit_attn.cells.screening import (
+    SCREENING_FILE,
+    ScreenedVariant,
+    Screening,
+    rank_key,
+    rank_variants,
+)
 from lit_attn.config.study import StudyConfig, StudySource
 from lit_attn.config.study_design import FIRST_FRESH_SEED
 from lit_attn.config.study_values import SeedChoice
@@ -212,7 +218,7 @@ def apply_recorded(screening: Screening, folder: Path) -> Screening:
     A record of other variants, or of a screening that has kept none yet, changes nothing. Raises
     ConfigError for a record that cannot be read: present results could keep other variants.
     """
-    recorded = Screening.read(folder / FILE)
+    recorded = Screening.read(folder / SCREENING_FILE)
     if recorded is None or not recorded.kept or not recorded.has_same_question(screening):
         return screening
     labels = {entry.variant: entry.label for entry in screening.variants}

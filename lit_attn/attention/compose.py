@@ -22,7 +22,7 @@ from lit_attn.attention.projections import multiply_together
 from lit_attn.schema.base import Kind, consistency_check
 
 # Added to the mean square in the RMSNorm of w1 over the heads.
-EPS = 1e-6
+MAP_NORM_EPS = 1e-6
 
 
 class Maps(NamedTuple):
@@ -308,7 +308,7 @@ class TokenMaps(nn.Module):
             down, up = weights.chunk(2, dim=-2)
             # The norm adds squares in float32 in any case; autocast would convert its input too.
             with without_autocast(down):
-                down = F.rms_norm(down, (self.heads,), eps=EPS)
+                down = F.rms_norm(down, (self.heads,), eps=MAP_NORM_EPS)
         if gate is not None:
             gate = torch.tanh(gate)
         return Maps(down=down, up=up, gate=gate)
@@ -322,7 +322,7 @@ def find_token_maps(module: Any, x: Tensor, heads: int) -> Tensor:
         hidden = F.gelu(module.into(x), approximate="tanh" if part.gelu == "tanh" else "none")
         w1, w2 = (hidden @ module.out).chunk(2, dim=-1)
         w1, w2 = (w.unflatten(-1, (part.rank, heads)) for w in (w1, w2))
-        w1 = w1 / (w1.square().mean(-1, keepdim=True) + EPS).sqrt()
+        w1 = w1 / (w1.square().mean(-1, keepdim=True) + MAP_NORM_EPS).sqrt()
         maps = maps + torch.einsum("bnrg,bnrh->bngh", w2, w1)
     if part.gate:
         maps = maps + torch.diag_embed(torch.tanh(module.gate(x)))

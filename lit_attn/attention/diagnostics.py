@@ -10,7 +10,7 @@ from lit_attn.attention.layer import Attention, LayerRecord
 from lit_attn.attention.residual import projected
 
 # Smallest singular value that counts towards a rank (MGK, section 3.4).
-TOLERANCE = 1e-6
+RANK_TOLERANCE = 1e-6
 
 
 def residual(layer: Attention, record: LayerRecord, stream: Tensor) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def ranks(weights: Tensor, present: Tensor) -> Tensor:
     `weights` is (B, H, n, n). Rows and columns of tokens that are not `present` (B, n) are ignored.
     """
     pairs = present[:, None, :, None] & present[:, None, None, :]
-    return (torch.linalg.svdvals(weights * pairs) >= TOLERANCE).sum(-1)
+    return (torch.linalg.svdvals(weights * pairs) >= RANK_TOLERANCE).sum(-1)
 
 
 def query_likelihood(layer: Attention, record: LayerRecord) -> Tensor:

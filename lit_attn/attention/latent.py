@@ -26,7 +26,7 @@ from lit_attn.attention.shared_keys import KeysValues
 from lit_attn.schema.base import Config
 
 # Added to the mean square in the RMSNorm of a latent (DeepSeek's value).
-EPS = 1e-6
+LATENT_NORM_EPS = 1e-6
 
 
 class LatentConfig(Config):
@@ -62,7 +62,7 @@ class Latent(nn.Module):
         self.query_width = self.rotary_width + width
         rows = self.rotary_width + self.rank
         self.down = nn.Linear(shape.dim, rows, bias=shape.qkv_bias, **shape.options)
-        self.norm = nn.RMSNorm(self.rank, eps=EPS, **shape.options)
+        self.norm = nn.RMSNorm(self.rank, eps=LATENT_NORM_EPS, **shape.options)
         # Rows of the keys of all heads, then of their values.
         rows = 2 * shape.key_heads * width
         self.up = nn.Linear(self.rank, rows, bias=False, **shape.options)
@@ -74,7 +74,7 @@ class Latent(nn.Module):
             self.query_down = nn.Linear(
                 shape.dim, part.query_rank, bias=shape.qkv_bias, **shape.options
             )
-            self.query_norm = nn.RMSNorm(part.query_rank, eps=EPS, **shape.options)
+            self.query_norm = nn.RMSNorm(part.query_rank, eps=LATENT_NORM_EPS, **shape.options)
 
     def compress_queries(self, x: Tensor) -> Tensor:
         """Return the inputs of the projection of queries: x, or its latent (B, n, query_rank)."""

@@ -24,7 +24,7 @@ from lit_attn.schema.base import consistency_check
 from lit_attn.schema.errors import find_nearest_divisor
 
 # Added to the mean square in the RMSNorm of the heads (the released code's value).
-EPS = 1e-5
+HEAD_NORM_EPS = 1e-5
 
 
 class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
@@ -112,7 +112,7 @@ class MultiTokenConfig(ActiveFilterConfig, kind="multi-token"):
         normed = heads
         if self.norm:
             mean_square = heads.square().mean(-1, keepdim=True)
-            normed = module.factor * module.norm * heads / (mean_square + EPS).sqrt()
+            normed = module.factor * module.norm * heads / (mean_square + HEAD_NORM_EPS).sqrt()
         if module.gate is None:
             return normed
         return normed / (1 + torch.exp(-module.gate(normed)))
@@ -218,7 +218,9 @@ class MultiToken(Filter):
         """Return the norm of each head with shared weights, times a gate from the norm's result."""
         normed = wide(heads)
         if self.norm is not None:
-            normed = self.factor * F.rms_norm(normed, heads.shape[-1:], wide(self.norm), eps=EPS)
+            normed = self.factor * F.rms_norm(
+                normed, heads.shape[-1:], wide(self.norm), eps=HEAD_NORM_EPS
+            )
         if self.gate is not None:
             opened = torch.sigmoid(wide(self.gate(normed.to(self.gate.weight.dtype))))
             normed = normed * opened

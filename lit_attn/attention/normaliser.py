@@ -29,7 +29,7 @@ from lit_attn.attention.precision import wide
 from lit_attn.schema.base import Kind
 
 # Added to the mean square in the RMSNorm of differential heads (the released code's value).
-EPS = 1e-5
+OUTPUT_NORM_EPS = 1e-5
 
 # Added to the divisor of Softpick, after both sides were divided by e^largest (its released code).
 SOFTPICK_EPS = 1e-8
@@ -333,7 +333,7 @@ class DifferentialConfig(NormaliserConfig, kind="differential"):
         heads = []
         for m in range(0, h.shape[1], 2):
             head = torch.cat([h[:, m], h[:, m + 1]], dim=-1)
-            head = head / (head.square().mean(-1, keepdim=True) + EPS).sqrt()
+            head = head / (head.square().mean(-1, keepdim=True) + OUTPUT_NORM_EPS).sqrt()
             if module.weight is not None:
                 head = head * module.weight
             heads += list(((1 - module.lambda_init) * head).chunk(2, dim=-1))
@@ -406,7 +406,7 @@ class Differential(Normaliser):
         """Return (1 - lambda_init) RMSNorm of each pair of heads, side by side."""
         pairs = wide(heads).unflatten(1, (-1, 2)).transpose(2, 3)
         weight = None if self.weight is None else wide(self.weight)
-        normed = F.rms_norm(pairs.flatten(-2), (2 * heads.shape[-1],), weight, eps=EPS)
+        normed = F.rms_norm(pairs.flatten(-2), (2 * heads.shape[-1],), weight, eps=OUTPUT_NORM_EPS)
         normed = (1 - self.lambda_init) * normed.unflatten(-1, (2, -1)).transpose(2, 3)
         return normed.flatten(1, 2).to(heads.dtype)
 

@@ -4,7 +4,7 @@ from pydantic import FiniteFloat
 
 from lit_attn.cells.records import Record
 
-FILE = "floors.json"
+FLOORS_FILE = "floors.json"
 """Name of the record in the folder of a study."""
 
 

@@ -44,7 +44,7 @@ TICK = 0.25
 
 TASK_END = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.*)$")
 """Line of srun about the end of tasks: node, first task, and exit code or signal."""
-EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+EXITED = re.compile(r"Exited with exit code (\d+)")
 SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
 """Numbers of signals by their descriptions, which srun prints."""
 
@@ -247,7 +247,7 @@ def read_task_end(line: str) -> tuple[str, int, int] | None:
     node = match[1]
     rank = int(match[2])
     end = match[3]
-    exited = EXIT_CODE.search(end)
+    exited = EXITED.search(end)
     if exited is not None:
         return node, rank, int(exited[1])
     # SLURM's memory limit ends a task with a message of its own.

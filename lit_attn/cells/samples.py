@@ -8,7 +8,7 @@ from pydantic import FiniteFloat
 
 from lit_attn.cells.records import Integer, Record
 
-FILE = "samples.json"
+SAMPLES_FILE = "samples.json"
 
 
 class Sample(Record):

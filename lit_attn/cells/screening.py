@@ -11,7 +11,7 @@ from pydantic import Field, FiniteFloat
 from lit_attn.cells.records import Integer, Metric, Record
 from lit_attn.schema.errors import plural
 
-FILE = "screening.json"
+SCREENING_FILE = "screening.json"
 
 
 class ScreenedVariant(Record):
@@ -109,4 +109,4 @@ def rank_key(entry: ScreenedVariant, select: Metric) -> tuple[bool, float]:
 
 def read_screening(folder: Path) -> Screening | None:
     """Return the recorded screening of the study in `folder`, None without a readable one."""
-    return Screening.read_valid(folder / FILE)
+    return Screening.read_valid(folder / SCREENING_FILE)

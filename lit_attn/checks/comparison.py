@@ -22,7 +22,7 @@ from lit_attn.checks.apart import Unavailable
 from lit_attn.schema.mistakes import describe_check_failure
 from lit_attn.tasks.tf32 import products_in_tf32
 
-TOLERANCE = 30.0
+MOST_EPS = 30.0
 """Largest error of a value, or of a gradient, in multiples of the precision's eps."""
 
 SMALL = 0.1
@@ -108,8 +108,8 @@ class LayerCheck(NamedTuple):
         for name, error in (("value", self.value_error), ("gradient", self.gradient_error)):
             if not math.isfinite(error):
                 return f"{self.case}: the {name} is not a number"
-            if error > TOLERANCE:
-                return f"{self.case}: the {name} is off by {error:,.0f} eps (limit {TOLERANCE:.0f})"
+            if error > MOST_EPS:
+                return f"{self.case}: the {name} is off by {error:,.0f} eps (limit {MOST_EPS:.0f})"
         return ""
 
 

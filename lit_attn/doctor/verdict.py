@@ -88,7 +88,7 @@ class Examination(Record):
         return "VERDICT: everything that was checked holds"
 
 
-COLUMNS = ("preset", "path", "largest error")
+ERROR_COLUMNS = ("preset", "path", "largest error")
 SPEED_COLUMNS = ("time", "memory", "time / standard", "memory / standard")
 
 
@@ -98,7 +98,7 @@ def make_table(examination: Examination) -> list[str]:
     The error is the largest of a preset in any precision, in multiples of its eps.
     """
     has_speeds = len(examination.speeds) > 0
-    rows: list[tuple[str, ...]] = [COLUMNS + SPEED_COLUMNS if has_speeds else COLUMNS]
+    rows: list[tuple[str, ...]] = [ERROR_COLUMNS + SPEED_COLUMNS if has_speeds else ERROR_COLUMNS]
     for choice in examination.choices:
         checks = [check for check in examination.layers if check.preset == choice.preset]
         if not checks:

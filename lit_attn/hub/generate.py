@@ -113,7 +113,7 @@ def generate_each(options: argparse.Namespace) -> Iterator[str]:
     Raises ConfigError if the study has no finished cell, or if one of these cells is unusable.
     """
     # Imported here, because --help imports no pandas.
-    from lit_attn.cells.samples import FILE, Sample, Samples
+    from lit_attn.cells.samples import SAMPLES_FILE, Sample, Samples
     from lit_attn.report.records.read import read_studies
 
     folder = options.run.resolve()
@@ -140,7 +140,7 @@ def generate_each(options: argparse.Namespace) -> Iterator[str]:
         raise ConfigError(f"{options.run}: no cell of this study has a result yet")
     Samples(
         temperature=options.temperature, top_k=options.top_k, seed=options.seed, samples=samples
-    ).write(folder / FILE)
+    ).write(folder / SAMPLES_FILE)
 
 
 def _read_signature(run: Path, cell: "Cell") -> "TokenStream":

@@ -10,7 +10,7 @@ from lit_attn.report.tables.summary import make_variant_frame
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.report.verdicts.judge import judge_study
 
-COLUMNS = {
+FRAME_COLUMNS = {
     "variant": "variant",
     "n": "n",
     "mean": "mean",
@@ -47,7 +47,7 @@ def compare_frame(
     study = prepare(make_table(frame), choices).study
     comparisons = compare_variants(study)
     summary = make_variant_frame(study, comparisons)
-    result = summary[list(COLUMNS)].rename(columns=COLUMNS)
+    result = summary[list(FRAME_COLUMNS)].rename(columns=FRAME_COLUMNS)
     judged = judge_study(study, comparisons=comparisons)
     by_variant = {entry.variant: entry for entry in judged.variants}
     verdicts = []

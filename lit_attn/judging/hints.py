@@ -7,7 +7,7 @@ from scipy import special
 
 from lit_attn.judging.costs import COUNTS, find_cost
 from lit_attn.judging.run_table import RunTable
-from lit_attn.judging.states import COLUMNS
+from lit_attn.judging.states import STATE_COLUMNS
 
 MOST_VALUES = 6
 """Most values of a column that a hint names."""
@@ -29,7 +29,7 @@ def list_settings(table: RunTable, used: Sequence[str]) -> dict[str, list[str]]:
     for column in table.columns:
         cost = find_cost(column)
         is_time = cost is not None and cost.measurement not in COUNTS
-        if column in {*used, *metrics, "Name"} or column.lower() in COLUMNS or is_time:
+        if column in {*used, *metrics, "Name"} or column.lower() in STATE_COLUMNS or is_time:
             continue
         texts = [str(row.get(column, "")).strip() for row in table.rows]
         if 2 <= len(set(texts)) <= max(2, len(texts) // 2):

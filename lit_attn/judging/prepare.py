@@ -15,7 +15,7 @@ from lit_attn.judging.costs import COUNTS, Cost, find_cost
 from lit_attn.judging.directions import find_goal, parse_metric
 from lit_attn.judging.hints import describe_mixtures, describe_twins
 from lit_attn.judging.run_table import RunTable, join_factors
-from lit_attn.judging.states import COLUMNS, read_states
+from lit_attn.judging.states import STATE_COLUMNS, read_states
 from lit_attn.judging.values import check_units, clean, read_number, read_values
 from lit_attn.report.records.study_record import CellRecord, StudyRecord
 from lit_attn.report.statistics import PAIRS
@@ -134,7 +134,7 @@ def list_metrics(table: RunTable, choices: Choices) -> list[str]:
     used |= {parse_condition(text).column for text in choices.where}
     listed = []
     for column in table.columns if table.metrics is None else table.metrics:
-        if column in used or column.lower() in COLUMNS or find_cost(column) is not None:
+        if column in used or column.lower() in STATE_COLUMNS or find_cost(column) is not None:
             continue
         values = [read_number(row.get(column)) for row in table.rows]
         if any(isinstance(value, float) for value in values):

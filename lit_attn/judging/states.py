@@ -14,7 +14,7 @@ STATES: tuple[State, ...] = get_args(State)
 MOST_NAMED = 6
 """Most unknown words that an error names."""
 
-COLUMNS = ("state", "status")
+STATE_COLUMNS = ("state", "status")
 """Names of a column with states, in small letters."""
 
 WORDS: dict[str, State] = {
@@ -72,7 +72,7 @@ def read_states(table: RunTable, notes: list[str], meanings: Sequence[str] = ())
     have failed.
     """
     known = WORDS | dict(parse_meaning(text) for text in meanings)
-    columns = [column for column in table.columns if column.strip().lower() in COLUMNS]
+    columns = [column for column in table.columns if column.strip().lower() in STATE_COLUMNS]
     if not columns:
         return ["done" for _ in table.rows]
     # Another column can have this name too, such as the states of a country.

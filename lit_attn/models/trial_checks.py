@@ -20,7 +20,7 @@ NOISE = 0.05
 """Standard deviation of the noise on all parameters, many of which start as zeros: a gate of zero
 would hide what is behind it."""
 
-TOLERANCE = 1e-4
+TRIAL_TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that counts as rounding in float32."""
 
 Region: TypeAlias = tuple[Any, ...]
@@ -110,7 +110,7 @@ class Trial(ABC):
 
 def differ(output: Tensor, expected: Tensor) -> bool:
     """Return True if two outputs differ by more than rounding, or if only one of them is finite."""
-    limit = TOLERANCE * (1 + float(expected.abs().max()))
+    limit = TRIAL_TOLERANCE * (1 + float(expected.abs().max()))
     # A comparison with NaN is false.
     return not bool((output - expected).abs().max() <= limit)
 

@@ -20,7 +20,7 @@ from lit_attn.papers.printed import format_values
 from lit_attn.report.figures import scaling
 from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.skipped import read_or_skip
-from lit_attn.report.records.study_record import BUSY, CellRecord, StudyRecord
+from lit_attn.report.records.study_record import BUSY_RATIO, CellRecord, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.tables.columns import BUSY_TEXT, DAGGER
 from lit_attn.report.verdicts.comparison import FAILURES
@@ -400,7 +400,7 @@ def is_time(records: Records, entry: Entry, value: str) -> bool:
 def is_busy(records: Records, entry: Entry, value: str) -> bool:
     """Return True for times or speeds that differ too much over the seeds."""
     times = entry.values.values()
-    differ = max(times, default=0) > BUSY * min(times, default=0)
+    differ = max(times, default=0) > BUSY_RATIO * min(times, default=0)
     return differ and is_time(records, entry, value)
 
 

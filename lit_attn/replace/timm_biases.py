@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_attn.replace.projections import Projections, by_head
 from lit_attn.replace.timm_layers import TimmAdapter, as_linear, read
 
-EPS = 1e-24
+UNIT_NORM_EPS = 1e-24
 """Square of the 1e-12 with which F.normalize divides."""
 
 
@@ -130,7 +130,7 @@ class SwinV2(Swin):
     def read(self, original: Any) -> Projections:
         width = original.qkv.in_features // original.num_heads
         q_norm = ScaledCosine(width, original.logit_scale)
-        k_norm = nn.RMSNorm(width, EPS, elementwise_affine=False)
+        k_norm = nn.RMSNorm(width, UNIT_NORM_EPS, elementwise_affine=False)
         return read(original, q_norm=q_norm, k_norm=k_norm)
 
     def _get_rel_pos_bias(self) -> Tensor:
@@ -143,7 +143,7 @@ class ScaledCosine(nn.RMSNorm):
     """Queries (B, n, H, D) whose logits with keys of length sqrt(D) are scaled cosines."""
 
     def __init__(self, width: int, logit_scale: nn.Parameter) -> None:
-        super().__init__(width, EPS, elementwise_affine=False)
+        super().__init__(width, UNIT_NORM_EPS, elementwise_affine=False)
         self.logit_scale = logit_scale
 
     def forward(self, x: Tensor) -> Tensor:

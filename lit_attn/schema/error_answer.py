@@ -18,7 +18,7 @@ class Place(NamedTuple):
     key: str | None
 
 
-FILE = re.compile(r"(?P<file>[^\s:]*[./][^\s:]*)(?::(?P<line>\d+))?: ")
+FILE_AND_LINE = re.compile(r"(?P<file>[^\s:]*[./][^\s:]*)(?::(?P<line>\d+))?: ")
 """File, and perhaps a line, at the beginning of a message."""
 
 KEY = re.compile(r"(?P<key>[^\s:]+): ")
@@ -30,7 +30,7 @@ def find_place(message: str) -> Place:
     file = None
     line = None
     rest = message
-    match = FILE.match(message)
+    match = FILE_AND_LINE.match(message)
     if match is not None:
         file = match["file"]
         line = int(match["line"]) if match["line"] else None

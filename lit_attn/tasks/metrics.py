@@ -287,7 +287,7 @@ def _find_class(name: str) -> Any:
 
 
 RATE = MetricInfo("train/lr", "learning rate", goal="max")
-TRAINING = (MetricInfo("train/loss", "training loss"), RATE)
+TRAINING_METRICS = (MetricInfo("train/loss", "training loss"), RATE)
 TOKENS = MetricInfo("train/tokens_per_second", "tokens per second", goal="max")
 EVALUATION = MetricInfo("evaluation/seconds", "time of an evaluation (s)")
 
@@ -431,7 +431,7 @@ def available(experiment: Measured) -> list[MetricInfo]:
                 name = f"{split}/averaged-{info.name}"
                 label = f"{label_prefix}{info.label}, averaged weights"
                 metrics.append(info._replace(name=name, label=label))
-    metrics += TRAINING
+    metrics += TRAINING_METRICS
     metrics += experiment.task.training_metrics
     if signature.tokens is not None:
         metrics.append(TOKENS)

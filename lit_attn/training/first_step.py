@@ -49,7 +49,7 @@ from lit_attn.training.checkpoints import MACHINE_ERRORS
 from lit_attn.training.compilation import should_compile
 from lit_attn.training.process_group import ProcessGroup, choose_device
 from lit_attn.training.recording import MetricsFile
-from lit_attn.training.result import SMOKE
+from lit_attn.training.result import SMOKE_LIMITS
 from lit_attn.training.several_devices import require_gradients
 from lit_attn.training.trainer import make_trainer
 from lit_attn.training.trainer_data import TrainerData
@@ -322,7 +322,7 @@ def make_step(
             steps=1,
             epochs=1,
             micro_batches=1,
-            limits=SMOKE,
+            limits=SMOKE_LIMITS,
             loggers=[metrics],
             callbacks=[used, *own_callbacks],
         )

@@ -36,8 +36,8 @@ class Limits(NamedTuple):
     evaluation_batches: int
 
 
-SMOKE = Limits(steps=1, evaluation_batches=1)
-SAMPLE = Limits(steps=15, evaluation_batches=2)
+SMOKE_LIMITS = Limits(steps=1, evaluation_batches=1)
+SAMPLE_LIMITS = Limits(steps=15, evaluation_batches=2)
 """Limits of the run from which the cost of a cell is estimated."""
 
 
@@ -251,7 +251,7 @@ def at_final_image_size(cell: Cell) -> Cell:
 
 
 def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
-    """Return the cost of the whole `cell`, from a `run` limited to SAMPLE that took `seconds`."""
+    """Return the cost of the whole `cell`, from a `run` within SAMPLE_LIMITS of `seconds`."""
     data = run.parts.data
     result = run.result
     steps_between = cell.experiment.training.evaluate_every * data.steps_per_epoch
@@ -261,7 +261,7 @@ def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
     step_time = (result.step_wall_time or result.step_time).median
     # A limited evaluation has some of the batches of each split.
     batches = [len(loader) for loader in data.val_dataloader()]
-    limited_batches = [min(count, SAMPLE.evaluation_batches) for count in batches]
+    limited_batches = [min(count, SAMPLE_LIMITS.evaluation_batches) for count in batches]
     limited_time = 0.0 if result.evaluation_time is None else result.evaluation_time.median
     evaluation_time = limited_time * sum(batches) / sum(limited_batches)
 

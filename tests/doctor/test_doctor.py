@@ -14,7 +14,7 @@ import torch
 from lit_attn.__main__ import main
 from lit_attn.attention.spec import PRESETS
 from lit_attn.checks import paths
-from lit_attn.checks.comparison import TOLERANCE, LayerCheck, largest, relative_errors
+from lit_attn.checks.comparison import MOST_EPS, LayerCheck, largest, relative_errors
 from lit_attn.checks.paths import (
     SHAPES,
     Selection,
@@ -133,7 +133,7 @@ def test_help_imports_no_torch() -> None:
 
 def test_the_verdict_names_everything_that_does_not_hold() -> None:
     assert examination().verdict == "VERDICT: everything that was checked holds"
-    compiled_layer = LayerCheck("mgk", "FLEX", "float32", False, 1.0, TOLERANCE + 1)
+    compiled_layer = LayerCheck("mgk", "FLEX", "float32", False, 1.0, MOST_EPS + 1)
     training = TrainingCheck("same seed twice", 0.5, 0.0)
     wrong = examination(
         paths=[PathCheck("FLEX", 3, "no answer within 300 s, which counts as failed")],

@@ -8,7 +8,7 @@ from helpers.answers import read_answer
 from helpers.fake_study import read, report, rows, write_study
 
 from lit_attn.__main__ import main
-from lit_attn.cells.floors import FILE, Floors, FloorValues
+from lit_attn.cells.floors import FLOORS_FILE, Floors, FloorValues
 from lit_attn.cells.records import Metric
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
@@ -32,7 +32,7 @@ def write(root: Path, is_smoke: bool = True) -> Path:
     )
     values = {"accuracy": 0.9}
     floor = FloorValues(rule="a rule", split="test", conditions="fitted", values=values)
-    Floors(data="d", floors=[floor]).write(folder / FILE)
+    Floors(data="d", floors=[floor]).write(folder / FLOORS_FILE)
     return folder
 
 

@@ -17,7 +17,7 @@ from scipy import stats as scipy_stats
 from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
-from lit_attn.cells.floors import FILE, Floors, FloorValues
+from lit_attn.cells.floors import FLOORS_FILE, Floors, FloorValues
 from lit_attn.cells.records import Metric, Plan
 from lit_attn.config.study import read_studies
 from lit_attn.report.__main__ import main
@@ -241,7 +241,7 @@ def test_the_floor_of_a_time_has_whole_steps(tmp_path: Path) -> None:
     floor = FloorValues(
         rule="guessing", split="test", conditions="c", values={"unsolved_steps": float(LIMIT)}
     )
-    Floors(data="d", floors=[floor]).write(runs / "fake" / FILE)
+    Floors(data="d", floors=[floor]).write(runs / "fake" / FLOORS_FILE)
     folder = fake_study.report(tmp_path)
     assert f"| floor: guessing | {LIMIT} |" in (folder / "table.md").read_text("utf-8")
     assert f" {LIMIT} " in (folder / "table.txt").read_text("utf-8")

@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter
 from lit_attn.cells.records import Metric
 from lit_attn.report.figures import drawing
 from lit_attn.report.figures.drawing import COLOURS, GREY
-from lit_attn.report.records.study_record import BUSY, StudyRecord
+from lit_attn.report.records.study_record import BUSY_RATIO, StudyRecord
 from lit_attn.report.tables.columns import STAR
 from lit_attn.report.tables.effects import Effect
 from lit_attn.report.tables.labels import find_blocks
@@ -481,7 +481,7 @@ def _select_costs(study: StudyRecord, summary: pd.DataFrame) -> pd.DataFrame:
     place_of_others = (~is_baseline).cumsum()
     frame = frame[is_baseline | (place_of_others < drawing.MOST_COSTS)].fillna({"sd": 0.0})
     frame = frame.astype(dict.fromkeys(("mean", "sd", *COSTS), float))
-    is_busy = (frame["step_time_ratio"] > BUSY).fillna(False)
+    is_busy = (frame["step_time_ratio"] > BUSY_RATIO).fillna(False)
     has_fault = frame["step_time_fault"].fillna("").astype(bool)
     frame["step_time"] = frame["step_time"].mask(is_busy | has_fault)
     return frame

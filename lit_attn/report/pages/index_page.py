@@ -36,7 +36,17 @@ from lit_attn.report.tables.formats import Cell, named_table, read_csv
 from lit_attn.report.verdicts.floors import BELOW_FLOOR, BELOW_FLOOR_WARNING
 from lit_attn.schema.errors import ConfigError
 
-COLUMNS = ["variant", "n", "planned", "mean", "sd", "difference", "low", "high", "significant"]
+INDEX_COLUMNS = [
+    "variant",
+    "n",
+    "planned",
+    "mean",
+    "sd",
+    "difference",
+    "low",
+    "high",
+    "significant",
+]
 PHONE = (0, 2, 3)
 """Places of the columns of a narrow screen."""
 MOST_NAMED = 6
@@ -100,7 +110,7 @@ def _read_entries(reports: Path) -> list[Entry]:
         # Several looks at the results of a study leave a smaller level.
         frame["p_adjusted"] *= stats.ALPHA / frame.get("level", stats.ALPHA)
         frame["variant"] = frame.get("label", frame["variant"])
-        frame = frame[[*COLUMNS, "p_adjusted"]]
+        frame = frame[[*INDEX_COLUMNS, "p_adjusted"]]
         origin = Origin.read_valid(page.with_name("origin.json"))
         folder = None
         if origin is not None:
@@ -111,7 +121,7 @@ def _read_entries(reports: Path) -> list[Entry]:
 
 def _require_columns(frame: pd.DataFrame) -> None:
     """Raise ConfigError if a table.csv lacks a column that the index reads."""
-    missing = [name for name in (*COLUMNS, "p_adjusted") if name not in frame]
+    missing = [name for name in (*INDEX_COLUMNS, "p_adjusted") if name not in frame]
     if missing:
         raise ConfigError(f"table.csv has no column {', '.join(missing)}")
 

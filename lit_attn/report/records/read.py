@@ -9,13 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from lit_attn.cells import decisions, records
-from lit_attn.cells.floors import FILE as FLOORS_FILE
-from lit_attn.cells.floors import Floors
+from lit_attn.cells.floors import FLOORS_FILE, Floors
 from lit_attn.cells.folder import read_cell, read_result
-from lit_attn.cells.samples import FILE as SAMPLES_FILE
-from lit_attn.cells.samples import Samples
-from lit_attn.cells.screening import FILE as SCREENING_FILE
-from lit_attn.cells.screening import Screening
+from lit_attn.cells.samples import SAMPLES_FILE, Samples
+from lit_attn.cells.screening import SCREENING_FILE, Screening
 from lit_attn.files import require_folder
 from lit_attn.report.records.measurements import measure, measure_size, shorten_hashes
 from lit_attn.report.records.skipped import LOG, describe_failure, read_or_skip

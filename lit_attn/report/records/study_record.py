@@ -30,7 +30,7 @@ from lit_attn.report.statistics.times import count_events
 NEWER = "of a newer version"
 """Status of a cell whose result was written by a newer version of lit_attn."""
 
-BUSY = 1.2
+BUSY_RATIO = 1.2
 """Ratio of the longest to the shortest time over seeds from which on a time is not printed."""
 
 
@@ -236,12 +236,12 @@ class StudyRecord:
         return faults
 
     def step_time(self, variant: str) -> float | None:
-        """Return the step time measured alone, or the median of seeds that agree on it (BUSY)."""
+        """Return the step time measured alone, or the median of seeds within BUSY_RATIO."""
         alone = self._step_time_alone(variant)
         if alone is not None:
             return alone
         times = self.measurements("step_time", variant)
-        if times and max(times) <= BUSY * min(times):
+        if times and max(times) <= BUSY_RATIO * min(times):
             return statistics.median(times)
         return None
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lit_attn.report.numbers import fill
-from lit_attn.report.records.study_record import BUSY, StudyRecord
+from lit_attn.report.records.study_record import BUSY_RATIO, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.tables import columns
-from lit_attn.report.tables.captions import SENTENCES, split_sentences
+from lit_attn.report.tables.captions import MOST_SENTENCES, split_sentences
 from lit_attn.report.tables.formats import Cell, read_asset
 from lit_attn.report.tables.screening import find_words
 
-COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")
+VALUE_COLUMNS = ("variant", "value", "n", "difference", "p", "step_time")
 """Columns of a table whose study chooses none."""
 
 TIME_COLUMNS = ("variant", "value", "reached", "n", "difference", "p")
@@ -51,8 +51,8 @@ def write_brief_caption(
         sentences += split_sentences(written)[:1]
     flags = _find_flags(study, summary, cells)
     if not flags:
-        return sentences[:SENTENCES]
-    return [*sentences[: SENTENCES - 1], f"Note: {'; '.join(flags)}."]
+        return sentences[:MOST_SENTENCES]
+    return [*sentences[: MOST_SENTENCES - 1], f"Note: {'; '.join(flags)}."]
 
 
 def _find_flags(
@@ -81,7 +81,7 @@ def _find_flags(
         "baseline": study.plan.baseline,
         "mark": TIME_MARK,
         "busy": columns.BUSY_MARK,
-        "ratio": BUSY,
+        "ratio": BUSY_RATIO,
         **find_words(study),
     }
     flags = [fill(FLAGS[name], **values) for name, applies in applying.items() if applies]

@@ -1,9 +1,9 @@
-"""Short captions: at most SENTENCES sentences, beside the complete caption of a table or figure."""
+"""Short captions: MOST_SENTENCES at most, beside the complete caption of a table or figure."""
 
 import re
 from collections.abc import Sequence
 
-SENTENCES = 5
+MOST_SENTENCES = 5
 """Sentences of a short caption; one more sentence leads to the complete caption."""
 
 END_OF_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z*†‡\N{EM DASH}])")
@@ -15,8 +15,8 @@ def split_sentences(text: str) -> list[str]:
 
 
 def shorten(notes: Sequence[str]) -> list[str]:
-    """Return the first SENTENCES sentences of a caption, or all if there is only one more."""
+    """Return the first MOST_SENTENCES sentences of a caption, or all if there is only one more."""
     sentences = split_sentences(" ".join(notes))
-    if len(sentences) <= SENTENCES + 1:
+    if len(sentences) <= MOST_SENTENCES + 1:
         return list(notes)
-    return [" ".join(sentences[:SENTENCES])]
+    return [" ".join(sentences[:MOST_SENTENCES])]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lit_attn.report.numbers import find_magnitude, write_number
-from lit_attn.report.records.study_record import BUSY
+from lit_attn.report.records.study_record import BUSY_RATIO
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.tables.formats import Cell, read_asset
 from lit_attn.report.verdicts.comparison import POWERS
@@ -196,7 +196,7 @@ def _time(record: Record, name: str, form: str, unit: float = 1) -> str:
 def _is_busy(record: Record, name: str) -> bool:
     """Return True if the seeds' times differ so much that they measure the machine's load."""
     ratio = record[f"{name}_ratio"]
-    return not pd.isna(ratio) and ratio > BUSY
+    return not pd.isna(ratio) and ratio > BUSY_RATIO
 
 
 def _memory(record: Record, scale: Scale) -> str:

@@ -11,16 +11,16 @@ import pandas as pd
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning
 from lit_attn.report.numbers import fill
-from lit_attn.report.records.study_record import BUSY, StudyRecord
+from lit_attn.report.records.study_record import BUSY_RATIO, StudyRecord
 from lit_attn.report.records.timing import TIME_MARK
 from lit_attn.report.statistics import stats
 from lit_attn.report.statistics.designs import EFFECT
 from lit_attn.report.statistics.times import Censored, count_events, find_median, has_event
 from lit_attn.report.tables import brief, columns
 from lit_attn.report.tables.brief import choose_places
-from lit_attn.report.tables.formats import Cell, Table, named_table, read_asset
+from lit_attn.report.tables.formats import Cell, Table, named_table
 from lit_attn.report.tables.labels import find_blocks
-from lit_attn.report.tables.provenance import describe_records
+from lit_attn.report.tables.provenance import SENTENCES, describe_records
 from lit_attn.report.tables.screening import find_words, make_screened_out_rows
 from lit_attn.report.verdicts.comparison import Comparisons, find_verdict
 from lit_attn.report.verdicts.floors import is_below_floor, make_floor_row, warn_of_floor
@@ -28,7 +28,6 @@ from lit_attn.report.verdicts.modes import warn_of_modes
 from lit_attn.report.verdicts.spreads import warn_of_spreads
 from lit_attn.schema.errors import plural
 
-SENTENCES: dict[str, str] = read_asset("sentences.yaml")  # Sentences of the caption.
 ALWAYS = ("variant", "value", "n")  # Columns that are printed also if they are empty.
 
 
@@ -85,7 +84,7 @@ def make_results_table(
     doubts = [*warn_of_spreads(study), *warn_of_modes(study)]
     warnings = [*warn_of_floor(study), *warnings, *doubts]
     shown_keys = [column.key for column in shown]
-    usual = brief.TIME_COLUMNS if plan.metric.event else brief.COLUMNS
+    usual = brief.TIME_COLUMNS if plan.metric.event else brief.VALUE_COLUMNS
     chosen = keys or plan.columns or usual
     if plan.is_smoke:
         # Its few columns are sizes, which no study chooses.
@@ -119,7 +118,9 @@ def make_results_table(
         notes=[*notes, *provenance],
         kind="results",
         shown=places,
-        phone=choose_places(shown_keys, brief.PHONE if has_differences else brief.COLUMNS[:3]),
+        phone=choose_places(
+            shown_keys, brief.PHONE if has_differences else brief.VALUE_COLUMNS[:3]
+        ),
         summary=brief_caption,
         screened_out=len(screened_out),
         blocks=blocks if any(blocks) else (),
@@ -131,7 +132,7 @@ def _describe_marks(study: StudyRecord, cells: list[list[Cell]]) -> list[str]:
     notes = []
     all_cells = list(itertools.chain.from_iterable(cells))
     if any(cell.mark == columns.BUSY_MARK for cell in all_cells):
-        notes.append(fill(SENTENCES["busy"], mark=columns.BUSY_MARK, ratio=BUSY))
+        notes.append(fill(SENTENCES["busy"], mark=columns.BUSY_MARK, ratio=BUSY_RATIO))
     if any(cell.mark == TIME_MARK for cell in all_cells):
         notes.append(_describe_time_faults(study))
     return notes
