@@ -16,7 +16,7 @@ from lit_attn.config.study import read_studies
 from lit_attn.schema.yaml_text import parse_plain
 
 FILES = ("ablations.yaml", "experiments/papers/small.yaml", "lit_attn/starter/ablations.yaml")
-UNNAMED = {"product", "paper-mgk-small", "paper-mgk-small-data"}
+UNNAMED = {"product", "paper-mgk-small", "paper-mgk-small-data", "zoology-attention"}
 """Folders of the evidence in which no variant has the name of a preset."""
 ARCHIVES = sorted((ROOT / "reports" / "evidence").glob("*/records.tar.xz"))
 
