@@ -37,7 +37,9 @@ def no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_attn.report.figures.drawing.render", lambda _: images)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    # Also in the process that collects nothing and hands out the tests.
     gc.freeze()
     gc.enable()
 
