@@ -9,9 +9,11 @@ __version__ = "0.2.0"
 
 def _find_lack() -> str:
     """Return what this Python lacks for every command, or an empty text."""
-    python = f"{sys.executable} is Python {sys.version_info.major}.{sys.version_info.minor}"
+    # pip checks this, but a clone can be used without pip.
     if sys.version_info < (3, 11):  # noqa: UP036
-        return f"lit_attn needs Python 3.11 or newer, and {python}"
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        return f"lit_attn needs Python 3.11 or newer, and {sys.executable} is Python {version}"
+    # Packages that also the commands without PyTorch import.
     needed = ("jinja2", "numpy", "pandas", "pydantic", "rich", "ruamel", "scipy")
     missing = [package for package in needed if find_spec(package) is None]
     if not missing:

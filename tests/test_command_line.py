@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
+import lit_attn
 from lit_attn.__main__ import COMMANDS, find_studies, main
 from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.bench.__main__ import OPTIONS
@@ -58,6 +59,12 @@ def test_a_python_without_the_packages_is_told_in_one_line() -> None:
         f"{sys.executable}; activate the environment of lit_attn, or install it as in README.md: "
         "pip install -e .\n"
     )
+
+
+def test_an_older_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 2))
+    lack = lit_attn._find_lack()
+    assert lack == f"lit_attn needs Python 3.11 or newer, and {sys.executable} is Python 3.10"
 
 
 def assert_names_page(text: str) -> None:

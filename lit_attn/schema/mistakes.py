@@ -51,14 +51,22 @@ def describe_uncaught(error: BaseException) -> tuple[str, int]:
     frames = traceback.extract_tb(error.__traceback__)
     written = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
     if not written or Path(written[-1].filename).is_relative_to(PACKAGE):
-        package = (getattr(error, "name", None) or "").partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and package not in ("", PACKAGE.name):
+        package = _find_missing_package(error)
+        if package:
             message = f"{package} is not installed for {sys.executable}; install lit_attn as in"
             return f"{message} README.md: pip install -e .", 1
         return describe_mistake(error), EXIT_CODE
     words = " ".join(f"{type(error).__name__}: {error}".split())
     place = f"{written[-1].filename}:{written[-1].lineno}"
     return f"{place}: {words}; {_write_traceback(error)}", 1
+
+
+def _find_missing_package(error: BaseException) -> str:
+    """Return the package that an import has not found, or an empty text; lit_attn is none."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    package = error.name.partition(".")[0]
+    return "" if package == PACKAGE.name else package
 
 
 def _is_of_library(file: Path) -> bool:

@@ -251,7 +251,7 @@ def at_final_image_size(cell: Cell) -> Cell:
 
 
 def estimate_cost(cell: Cell, run: FinishedRun, seconds: float) -> Timing:
-    """Return the cost of the whole `cell`, from a `run` within SAMPLE_LIMITS of `seconds`."""
+    """Return the cost of the whole `cell`, from a `run` that took `seconds` (SAMPLE_LIMITS)."""
     data = run.parts.data
     result = run.result
     steps_between = cell.experiment.training.evaluate_every * data.steps_per_epoch
