@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_a_python_without_the_packages_is_told_in_one_line() -> None:
         f"{sys.executable}; activate the environment of lit_attn, or install it as in README.md: "
         "pip install -e .\n"
     )
+
+
+def test_the_packages_that_are_asked_for_are_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(lit_attn, "find_spec", asked.append)
+    lit_attn._find_lack()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = {re.split(r"[^\w.]", text)[0] for text in project["dependencies"]}
+    # pandas brings NumPy, and `ruamel` is the first part of the module's name.
+    assert set(asked) - {"numpy", "ruamel"} <= listed
+    assert "ruamel.yaml" in listed
 
 
 def test_an_older_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

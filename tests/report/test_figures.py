@@ -61,6 +61,12 @@ def draw(record: StudyRecord) -> Figure:
     return figure
 
 
+def test_a_baseline_alone_has_no_axis_of_differences() -> None:
+    (axes,) = draw(study({"standard": [0.2, 0.3]})).axes
+    assert axes.get_xlabel().startswith("score")
+    assert len(draw(study({"standard": [0.2, 0.3], "other": [0.1, 0.4]})).axes) == 2
+
+
 def draw_costs(record: StudyRecord) -> Figure | None:
     return draw_cost(record, make_variant_frame(record, compare_variants(record)))
 

@@ -49,7 +49,9 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     places, headings = _place_rows(study, names)
     row_count = len(names) + len(headings)
     figure = drawing.new_figure(0.26 * row_count + 0.75)
-    left, right = figure.subplots(1, 2, sharey=True)
+    # A baseline alone has nothing to differ from.
+    has_others = len(names) > 1
+    left, *right = figure.subplots(1, 1 + has_others, sharey=True, squeeze=False)[0]
     all_values: list[float] = []
     decided_values: list[float] = []
     for name in names:
@@ -82,14 +84,15 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         planned = len(study.variant_cells(name))
         is_complete = len(values) == planned
         labels[row] = label if is_complete else f"{label} ({len(values)}/{planned})"
-    _draw_differences(right, differences, word, metric.margin or 0.0)
     left.set_yticks(range(row_count), [labels[row] for row in range(row_count)])
     for row in headings:
         left.get_yticklabels()[row].set_fontstyle("italic")
     label = drawing.name_axis(metric.label, metric.goal)
     left.set(xlabel=label, ylim=(row_count - 0.5, -0.5))
-    right.locator_params(axis="x", nbins=5)
-    right.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
+    for axes in right:
+        _draw_differences(axes, differences, word, metric.margin or 0.0)
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
     return figure
 
 
