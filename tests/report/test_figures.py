@@ -3,7 +3,9 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -59,6 +61,24 @@ def draw(record: StudyRecord) -> Figure:
         figure = draw_seeds(record, compare_variants(record))
         figure.draw_without_rendering()
     return figure
+
+
+@pytest.mark.parametrize(
+    ("goal", "best", "values", "ends"),
+    [
+        ("max", 100, [99.0], (94.05, 100.119)),
+        ("max", 100, [50.0, 60.0], (49.4, 60.6)),
+        ("max", None, [99.0], (94.05, 103.95)),
+        ("min", 0, [0.0, 10.0], (-0.212, 10.6)),
+    ],
+)
+def test_an_axis_ends_near_the_best_possible_value(
+    goal: Literal["max", "min"], best: float | None, values: list[float], ends: tuple[float, float]
+) -> None:
+    record = study({"standard": values}, goal)
+    metric = record.plan.metric.model_copy(update={"best": best})
+    record = replace(record, plan=record.plan.model_copy(update={"metric": metric}))
+    assert draw(record).axes[0].get_xlim() == pytest.approx(ends)
 
 
 def test_a_baseline_alone_has_no_axis_of_differences() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lit_attn.cells.records import Plan
+    from lit_attn.cells.records import Metric, Plan
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Palette of Okabe and Ito, which colour-blind readers can tell apart."""
@@ -383,3 +383,33 @@ def pick_evenly(values: list[int], most: int) -> list[int]:
     """Return at most `most` values, evenly spaced from the first to the last."""
     places = np.linspace(0, len(values) - 1, min(most, len(values)))
     return [values[round(place)] for place in places]
+
+
+def usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the range of `values` with a margin, without far outliers (three quartile ranges).
+
+    The values in `decided`, those of variants with a star, are never left out.
+    """
+    if not values:
+        return 0.0, 1.0
+    low, high = np.percentile(values, [25, 75])
+    reach = 3 * (high - low)
+    inside = values
+    if reach:
+        inside = [value for value in values if low - reach <= value <= high + reach]
+    inside = [*inside, *decided]
+    margin = 0.06 * (max(inside) - min(inside)) or 0.05 * abs(inside[0]) or 0.5
+    return min(inside) - margin, max(inside) + margin
+
+
+def end_at_best(ends: tuple[float, float], metric: "Metric") -> tuple[float, float]:
+    """Return the ends of an axis without the values that are better than the best possible one.
+
+    A fiftieth is left for the half of a dot at the best value.
+    """
+    low, high = ends
+    if metric.best is None or not low < metric.best < high:
+        return ends
+    if metric.goal == "max":
+        return low, min(high, metric.best + 0.02 * (metric.best - low))
+    return max(low, metric.best - 0.02 * (high - metric.best)), high

@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +57,7 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         all_values += study.values(name).values()
         if comparisons.records[name].get("significant"):
             decided_values += study.values(name).values()
-    left.set_xlim(_usual_range(all_values, decided_values))
+    left.set_xlim(drawing.end_at_best(drawing.usual_range(all_values, decided_values), metric))
     differences: list[Difference] = []
     labels = dict(headings)
     for name, label in zip(names, drawing.short_names(names, 36), strict=True):
@@ -139,7 +138,7 @@ def _draw_differences(axes: Axes, rows: list[Difference], word: str, margin: flo
         ends += row_ends
         if difference.is_starred:
             decided_ends += row_ends
-    left, right = _usual_range(ends, decided_ends)
+    left, right = drawing.usual_range(ends, decided_ends)
     # Coordinates of a wider band leave the range of floating point.
     margin = min(margin, 1e6 * (right - left))
     axes.set_xlim(min(left, -1.1 * margin), max(right, 1.1 * margin))
@@ -194,23 +193,6 @@ def _place_rows(study: StudyRecord, names: list[str]) -> tuple[dict[str, int], d
             rows[len(places) + len(rows)] = heading
         places[name] = len(places) + len(rows)
     return places, rows
-
-
-def _usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[float, float]:
-    """Return the range of `values` with a margin, without far outliers (three quartile ranges).
-
-    The values in `decided`, those of variants with a star, are never left out.
-    """
-    if not values:
-        return 0.0, 1.0
-    low, high = np.percentile(values, [25, 75])
-    reach = 3 * (high - low)
-    inside = values
-    if reach:
-        inside = [value for value in values if low - reach <= value <= high + reach]
-    inside = [*inside, *decided]
-    margin = 0.06 * (max(inside) - min(inside)) or 0.05 * abs(inside[0]) or 0.5
-    return min(inside) - margin, max(inside) + margin
 
 
 def _draw_dots(
@@ -408,7 +390,7 @@ def draw_cost(study: StudyRecord, summary: pd.DataFrame) -> Figure | None:
     # Every other mean is read against the baseline's, so its interval is never cut off.
     is_kept = frame["significant"].astype(bool) | (frame["variant"] == study.plan.baseline)
     decided = [end for values in ends for end in values[is_kept]]
-    low, high = _usual_range(pd.concat(ends).tolist(), decided)
+    low, high = drawing.usual_range(pd.concat(ends).tolist(), decided)
     # Artist and label by variant.
     legend: dict[str, tuple[Any, str]] = {}
     styles = drawing.assign_styles(study.plan)
