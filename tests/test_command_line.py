@@ -63,13 +63,13 @@ def test_a_python_without_the_packages_is_told_in_one_line() -> None:
 
 
 def test_the_packages_that_are_asked_for_are_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(lit_attn, "find_spec", asked.append)
+    looked_for: list[str] = []
+    monkeypatch.setattr(lit_attn, "find_spec", looked_for.append)
     lit_attn._find_lack()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = {re.split(r"[^\w.]", text)[0] for text in project["dependencies"]}
     # pandas brings NumPy, and `ruamel` is the first part of the module's name.
-    assert set(asked) - {"numpy", "ruamel"} <= listed
+    assert set(looked_for) - {"numpy", "ruamel"} <= listed
     assert "ruamel.yaml" in listed
 
 

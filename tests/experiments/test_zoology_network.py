@@ -65,14 +65,14 @@ def test_the_network_equals_its_formula_in_value_and_gradient() -> None:
 def test_dropout_is_that_of_the_embedding_alone() -> None:
     built = network(embedding_dropout=0.5).train()
     tokens = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(1))
-    whole = built.trunk.tokens(tokens) + built.trunk.positions.weight
+    undropped = built.trunk.tokens(tokens) + built.trunk.positions.weight
     embedded = built.trunk.embed(tokens, torch.arange(7))
     is_dropped = embedded == 0
     assert 0.3 < is_dropped.double().mean() < 0.7
-    torch.testing.assert_close(embedded[~is_dropped], 2 * whole[~is_dropped])
+    torch.testing.assert_close(embedded[~is_dropped], 2 * undropped[~is_dropped])
     block = built.trunk.blocks[0]
-    in_training = block(whole, None, True, None)
-    torch.testing.assert_close(in_training, block.eval()(whole, None, True, None))
+    in_training = block(undropped, None, True, None)
+    torch.testing.assert_close(in_training, block.eval()(undropped, None, True, None))
 
 
 def test_initial_values_are_those_of_the_source() -> None:
