@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from helpers.commands import run_python
 from helpers.paths import EXPERIMENTS
 from helpers.studies import write
+from helpers.study_runs import run_study
 
 from lit_attn import train
 from lit_attn.ablate import floors
@@ -23,22 +23,16 @@ baseline: standard
 @pytest.mark.process
 def test_a_run_computes_the_floors_of_its_data_once(tmp_path: Path) -> None:
     write(tmp_path, BODY)
-
-    def run() -> str:
-        done = run_python(tmp_path, "-m", "lit_attn.ablate", "ablations.yaml")
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "computing the floors" in run()
+    assert "computing the floors" in run_study(tmp_path)
     path = tmp_path / "runs" / "tiny" / "floors.json"
     record = Floors.read(path)
     assert record is not None
     rules = {floor.rule for floor in record.floors if floor.split == "test"}
     assert {"1 nearest neighbour", "logistic regression"} <= rules
-    assert "computing the floors" not in run()
+    assert "computing the floors" not in run_study(tmp_path)
     for changed in ({"data": "others"}, {"inputs": "others"}):
         record.model_copy(update=changed).write(path)
-        assert "computing the floors" in run()
+        assert "computing the floors" in run_study(tmp_path)
         assert Floors.read(path) == record
 
 
@@ -69,19 +63,13 @@ def test_floors_of_own_data_are_computed_or_the_reason_is_kept(tmp_path: Path) -
     (tmp_path / "ablations.yaml").write_text(PROBE)
     part = tmp_path / "broken.py"
     part.write_text(BREAK)
-    arguments = ("-m", "lit_attn.ablate", "ablations.yaml", "--study", "probe")
     log = tmp_path / "runs" / "probe" / "floors.log"
-
-    done = run_python(tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert f"its floors could not be computed; the reason is in {log.relative_to(tmp_path)}" in (
-        done.stdout
-    )
+    message = f"its floors could not be computed; the reason is in {log.relative_to(tmp_path)}"
+    assert message in run_study(tmp_path, "--study", "probe")
     assert "no rule for this split" in log.read_text()
 
     part.write_text("")
-    done = run_python(tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
+    run_study(tmp_path, "--study", "probe")
     record = Floors.read(tmp_path / "runs" / "probe" / "floors.json")
     assert record is not None
     assert {floor.rule for floor in record.floors} == {"guessing"}

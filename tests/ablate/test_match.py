@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.commands import run_python
+from helpers.study_runs import run_study
 
 from lit_attn.ablate import __main__ as ablate
 from lit_attn.ablate import launch, step_times
@@ -208,12 +208,6 @@ def test_noisy_variants_are_measured_again_and_quiet_ones_are_kept(
     assert stored.is_noisy == is_noise_allowed
 
 
-def run_study(folder: Path, *options: str) -> str:
-    finished = run_python(folder, "-m", "lit_attn.ablate", "ablations.yaml", *options)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
-
-
 @pytest.mark.slow
 def test_a_study_at_equal_time_trains_stretched_cells(tmp_path: Path) -> None:
     body = "baseline: a\nmatch: [parameters, time]\ncells: {a: {}, b: {attention: mgk}}"
@@ -235,7 +229,7 @@ def test_wrong_data_are_told_before_step_times_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
-    experiment = studies.EXPERIMENT.replace("{kind: digits, batch_size: 64}", data)
+    experiment = studies.with_data(data)
     body = "baseline: a\nmatch: [parameters, time]\ncells: {a: {}, b: {attention: mgk}}"
     studies.write(tmp_path, body, experiment)
     monkeypatch.chdir(tmp_path)

@@ -1,20 +1,17 @@
 """Runs and answers of studies with `design`: both stages, interrupts, failures, renamed studies."""
 
-import json
-import os
 import signal
 from pathlib import Path
 
 import pytest
 from helpers import designs, studies
 from helpers.answers import read_answer
-from helpers.commands import run_python, start_python
-from helpers.paths import ROOT
+from helpers.commands import run_python
 from helpers.runs import TIMEOUT, start_cli, wait_until
+from helpers.study_runs import kill_study, read_metrics, run_study
 
 from lit_attn import Study
 from lit_attn.__main__ import main
-from lit_attn.cells.records import Plan
 from lit_attn.report.statistics import designs as report_designs
 
 VALUES = {"base": 0.5, "a": 0.4, "b": 0.6, "c": 0.45, "d": 0.7}
@@ -101,21 +98,6 @@ def test_a_failed_cell_that_is_run_again_leaves_the_choice_to_the_next_run(tmp_p
     assert designs.kept(designs.read(tmp_path)) == ["a-weak", "b-good"]
 
 
-def count_results(folder: Path) -> int:
-    return len(list(folder.glob("runs/**/result.json")))
-
-
-def read_values(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the metrics of the cells of the confirmation."""
-    plan = Plan.load(folder / "runs/tiny/plan.json")
-    metrics = {}
-    for cell in plan.cells:
-        result = json.loads((folder / "runs/tiny" / cell.path / "result.json").read_text())
-        del result["metrics"]["evaluation/seconds"]
-        metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
-    return metrics
-
-
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_both_stages_gives_the_same_table(tmp_path: Path) -> None:
     """The cells train. The first kill ends the screening, the second one the confirmation."""
@@ -124,30 +106,15 @@ def test_a_run_that_is_killed_in_both_stages_gives_the_same_table(tmp_path: Path
     for folder in folders:
         folder.mkdir()
         designs.write(folder, "{screen: 1, keep: 1, confirm: 2}", names)
-    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
-    assert run_python(folders[0], *words).returncode == 0
+    run_study(folders[0], "--jobs", "2")
     for results in (2, 5):
-        kill_run(folders[1], results)
-    assert run_python(folders[1], *words).returncode == 0
+        kill_study(folders[1], results, "--jobs", "1")
+    run_study(folders[1], "--jobs", "2")
     records = [(folder / "runs/tiny/screening.json").read_bytes() for folder in folders]
     assert records[0] == records[1]
-    values = [read_values(folder) for folder in folders]
+    values = [read_metrics(folder) for folder in folders]
     assert values[0] == values[1]
     assert len(values[0]) == 4
-
-
-def kill_run(folder: Path, results: int) -> None:
-    """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
-    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "1")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (folder / "log.txt").open("ab") as log:
-        process = start_python(folder, words, environment, log.fileno(), log.fileno())
-    try:
-        wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
-        assert process.poll() is None, (folder / "log.txt").read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_answer_of_a_dry_run_has_both_stages(

@@ -1,19 +1,15 @@
 """Equal tuning: `tune:` of a study."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 from helpers import fake_cells, studies
-from helpers.commands import run_python, start_python
-from helpers.paths import ROOT
-from helpers.runs import wait_until
+from helpers.study_runs import kill_study, read_metrics, run_study
 
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.ablate.tune import Point, Search, read_search
 from lit_attn.cells.folder import CellStatus
-from lit_attn.cells.records import Plan, TunedVariant, Tuning, TuningTrial
+from lit_attn.cells.records import TunedVariant, Tuning, TuningTrial
 from lit_attn.config.study import read_studies
 from lit_attn.report.records.read import read_studies as read_records
 from lit_attn.report.verdicts.judge import judge_study
@@ -66,11 +62,7 @@ def test_a_study_without_its_search_forgets_the_record_of_the_search(tmp_path: P
     matrix.folder.mkdir(parents=True)
     matrix.write_plan()
     assert (matrix.folder / "tuning.json").exists()
-    without_search = expand(
-        read_studies(studies.write(tmp_path, BODY.removesuffix("tune: ")))["tiny"],
-        tmp_path / "runs",
-    )
-    without_search.write_plan()
+    make_matrix(tmp_path, "", BODY.removesuffix("tune: ")).write_plan()
     assert not (matrix.folder / "tuning.json").exists()
 
 
@@ -162,45 +154,8 @@ def test_mistakes_are_one_error_line(tmp_path: Path, tune: str, message: str) ->
 
 def test_data_without_a_validation_split_are_refused(tmp_path: Path) -> None:
     body = BODY.replace("a: {}", "a: {data: {kind: cifar10, root: x}}")
-    experiment = studies.EXPERIMENT.replace("patch: 4", "patch: 4")
-    studies.write(tmp_path, body + TUNE, experiment)
     with pytest.raises(ConfigError, match="variant 'a': its data have no validation split"):
-        expand(read_studies(tmp_path / "ablations.yaml")["tiny"], tmp_path / "runs")
-
-
-def run_study(folder: Path) -> None:
-    done = run_python(folder, "-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def kill_study(folder: Path, results: int) -> None:
-    """Run the study of `folder`; kill the runner with SIGKILL when there are `results` results."""
-    words = ("-m", "lit_attn.ablate", "ablations.yaml", "--jobs", "2")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (folder / "log.txt").open("ab") as log:
-        process = start_python(folder, words, environment, log.fileno(), log.fileno())
-    try:
-        wait_until(lambda: count_results(folder) >= results or process.poll() is not None)
-        assert process.poll() is None, (folder / "log.txt").read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def count_results(folder: Path) -> int:
-    """Return the number of trials and cells that have ended."""
-    return len(list(folder.glob("runs/**/result.json")))
-
-
-def read_numbers(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the metrics of all final cells."""
-    plan = Plan.model_validate_json((folder / "runs/tiny/plan.json").read_bytes())
-    metrics = {}
-    for cell in plan.cells:
-        result = json.loads((folder / "runs/tiny" / cell.path / "result.json").read_text())
-        del result["metrics"]["evaluation/seconds"]
-        metrics[f"{cell.variant}/{cell.seed}"] = result["metrics"]
-    return metrics
+        make_matrix(tmp_path, body=body)
 
 
 def test_a_study_in_the_middle_of_its_search_is_not_complete(tmp_path: Path) -> None:
@@ -224,14 +179,15 @@ def test_a_search_that_is_killed_twice_gives_the_same_table(tmp_path: Path) -> N
         folder.mkdir()
         path = studies.write(folder, BODY + tune, experiment)
         path.write_text(path.read_text().replace("seeds: 2", "seeds: 1"))
-    run_study(folders[0])
-    kill_study(folders[1], results=1)
-    kill_study(folders[1], results=3)
-    run_study(folders[1])
+    jobs = ("--jobs", "2")
+    run_study(folders[0], *jobs)
+    kill_study(folders[1], 1, *jobs)
+    kill_study(folders[1], 3, *jobs)
+    run_study(folders[1], *jobs)
     records = [(folder / "runs/tiny/tuning.json").read_bytes() for folder in folders]
     assert records[0] == records[1]
     tuning = Tuning.model_validate_json(records[0])
     assert all(variant.chosen is not None for variant in tuning.variants)
-    numbers = [read_numbers(folder) for folder in folders]
+    numbers = [read_metrics(folder) for folder in folders]
     assert numbers[0] == numbers[1]
     assert len(numbers[0]) == 2
