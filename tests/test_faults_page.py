@@ -11,7 +11,7 @@ RUNNER, LOCK, FOLDER = "ablate/test_runner.py", "cells/test_lock.py", "training/
 NODES = "cells/test_nodes.py"
 INPUTS, CHANGES = "cells/test_inputs.py", "ablate/test_code_changes.py"
 RESUME, DAMAGED = "training/test_resume.py", "report/test_faulty_records.py"
-OUTPUT = "ablate/test_output_faults.py"
+OUTPUT, RERUN = "ablate/test_output_faults.py", "ablate/test_rerun.py"
 FIRST_STEP = "training/test_first_step.py"
 PROCESS, CLI, LAUNCH = "cells/test_cell_process.py", "ablate/test_cli.py", "ablate/test_launch.py"
 
@@ -83,10 +83,9 @@ TESTS: dict[str, list[tuple[str, str]]] = {
             "training/test_undefined_metrics.py",
             "test_a_metric_that_is_not_finite_at_the_end_has_diverged",
         ),
-        (CLI, "test_diverged_cells_only_run_again_with_rerun"),
+        (RERUN, "test_rerun_starts_failed_cells_afresh_and_a_run_skips_diverged_ones"),
     ],
     "no memory on the host or the GPU": [
-        (ABLATE, "test_a_memory_error_is_out_of_memory"),
         (RUNNER, "test_a_cell_that_runs_out_of_memory_names_what_helps"),
     ],
     "the disk is full": [
@@ -186,7 +185,7 @@ TESTS: dict[str, list[tuple[str, str]]] = {
     ],
     "the code or the data changed": [
         (INPUTS, "test_status_and_dry_run_name_stale_cells"),
-        ("ablate/test_rerun.py", "test_results_of_other_code_or_data_are_stale"),
+        (RERUN, "test_results_of_other_code_or_data_are_stale"),
     ],
     "`CUDA_VISIBLE_DEVICES` names no GPU": [
         ("ablate/test_slots.py", "test_a_name_of_no_gpu_is_refused"),

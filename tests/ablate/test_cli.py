@@ -1,16 +1,13 @@
 """The command line `python -m lit_attn.ablate`: dry runs, runs, exit codes and error messages."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.commands import run_python
+from helpers.commands import run_new_python, run_python
 from helpers.fake_study import write_study
-from helpers.paths import ROOT
 from helpers.runs import TIMEOUT, count_runs, make_body, run_cli, start_cli
 
 from lit_attn.ablate.__main__ import main
@@ -27,10 +24,7 @@ def test_dry_run_imports_torch_alone_and_writes_nothing(tmp_path: Path) -> None:
         " 'tokenizers', 'pandas', 'rich'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_new_python(tmp_path, "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 variants x 2 seeds = 4 cells: 4 missing" in done.stdout
     assert not (tmp_path / "runs").exists()
@@ -60,18 +54,6 @@ def test_a_second_run_only_runs_new_cells(tmp_path: Path) -> None:
     code, output = run_cli(tmp_path, "--seeds", "0,9")
     assert "4 cells: 2 done, 2 to run" in output
     assert "2 variants x 2 seeds = 4 cells: 4 done" in run_cli(tmp_path, "--dry-run")[1]
-
-
-@pytest.mark.process
-def test_diverged_cells_only_run_again_with_rerun(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
-    assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
-    code, output = run_cli(tmp_path, "--seeds", "0,")
-    assert code == 1
-    assert "skipped: 1 cell that diverged; see `lit-attn rerun failed`" in output
-    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 1}
-    assert run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))[0] == 1
-    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 2, "diverged/0": 2}
 
 
 @pytest.mark.process

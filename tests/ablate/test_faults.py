@@ -15,6 +15,7 @@ import pytest
 from helpers import fake_cells, studies
 from helpers.runs import (
     TIMEOUT,
+    Recorder,
     count_runs,
     expire_hangs,
     is_alive,
@@ -26,7 +27,6 @@ from helpers.runs import (
 )
 
 from lit_attn.ablate import runner
-from lit_attn.ablate.display import Display
 from lit_attn.ablate.job import Job
 from lit_attn.ablate.launch import CellProcess, Launcher
 from lit_attn.ablate.outcomes import Outcome, Summary
@@ -48,25 +48,6 @@ def run(cells: list[Job], stall: float = 1800.0, at_once: int = 2) -> tuple[Summ
     launcher = Launcher(fake_cells.TARGET)
     summary = Runner(launcher, make_slots(at_once), display, stall).run(cells)
     return summary, "\n".join(display.events)
-
-
-class Recorder(Display):
-    """Display that keeps the events and prints nothing."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def open(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def update(self, snapshot: object) -> None:
-        pass
-
-    def add_event(self, text: str) -> None:
-        self.events.append(text)
 
 
 def failures(cell: Job) -> list[FailureClass]:
@@ -162,13 +143,6 @@ def test_an_interrupted_run_does_not_wait_for_retries(
     summary = Runner(Launcher(fake_cells.TARGET), make_slots(1), stop).run([job])
     assert summary.stopped_by == signal.SIGINT
     assert time.monotonic() - begun < TIMEOUT
-
-
-def test_a_memory_error_is_out_of_memory(tmp_path: Path) -> None:
-    (job, *_) = jobs(tmp_path, "memory")
-    summary, _ = run([job])
-    assert [(o.failure, o.message) for o in summary.failed] == [("out-of-memory", "MemoryError")]
-    assert len(folder.list_attempts(job.folder)) == 1
 
 
 def test_an_out_of_memory_error_of_torch_is_out_of_memory() -> None:

@@ -29,7 +29,7 @@ def list_set_aside(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
+def test_rerun_starts_failed_cells_afresh_and_a_run_skips_diverged_ones(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "crashonce", "diverged"))
     assert run_cli(tmp_path, "--seeds", "0,")[0] == 1
     code, output = run_cli(tmp_path, "--seeds", "0,", command=("rerun", "failed"))
@@ -40,7 +40,11 @@ def test_failed_cells_start_again_from_the_beginning(tmp_path: Path) -> None:
     assert list_set_aside(tmp_path) == ["crashonce/aside-1-0", "diverged/aside-1-0"]
     assert len(list((tmp_path / "runs").glob("tiny/crashonce/0-*/attempts/*"))) == 1
     # Folders that were set aside are no started seeds.
-    assert run_cli(tmp_path, "--seeds", "0,")[1].startswith("3 cells: 1 done, 1 to run")
+    code, output = run_cli(tmp_path, "--seeds", "0,")
+    assert code == 1
+    assert output.startswith("3 cells: 1 done, 1 to run")
+    assert "skipped: 1 cell that diverged; see `lit-attn rerun failed`" in output
+    assert count_runs(tmp_path) == {"ok/0": 1, "crashonce/0": 3, "diverged/0": 2}
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_a_cell_that_runs_out_of_memory_names_what_helps(tmp_path: Path) -> None
     slots = Slots([None, None], limit=3)
     summary = Runner(Launcher(fake_cells.TARGET), slots, Display(io.StringIO())).run(cells)
     (failed,) = summary.failed
-    assert failed.failure == "out-of-memory"
+    assert (failed.failure, failed.message) == ("out-of-memory", "MemoryError")
     for name in ("--jobs", "data.batch_size", "training.recompute"):
         assert name in failed.describe().splitlines()[0]
     assert count_runs(tmp_path) == {"memory/0": 1, "ok/0": 1}

@@ -29,17 +29,3 @@ def install_squeue(path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str, code
     """Put a `squeue` on PATH that prints `rows`: index|id|state|name."""
     text = "\n".join(rows)
     install_command(path, monkeypatch, "squeue", f"cat <<'END'\n{text}\nEND\nexit {code}")
-
-
-class Recorder:
-    """Display that keeps the events."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def close(self) -> None: ...
-
-    def update(self, snapshot: object) -> None: ...
-
-    def add_event(self, text: str) -> None:
-        self.events.append(text)

@@ -47,6 +47,25 @@ def run(cells: list[Job], at_once: int = 2) -> tuple[Summary, str]:
     return Runner(launcher, make_slots(at_once), Display(output)).run(cells), output.getvalue()
 
 
+class Recorder(Display):
+    """Display that keeps the events and prints nothing."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def update(self, snapshot: object) -> None:
+        pass
+
+    def add_event(self, text: str) -> None:
+        self.events.append(text)
+
+
 def count_runs(path: Path) -> Counter[str]:
     """Count how often each cell ran."""
     log = path / "runs" / "tiny" / "ran.txt"

@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 from helpers import studies
-from helpers.fake_squeue import Recorder, install_squeue, write_batch
-from helpers.runs import make_body
+from helpers.fake_squeue import install_squeue, write_batch
+from helpers.runs import Recorder, make_body
 
 from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.ablate.__main__ import main
@@ -22,12 +22,13 @@ from lit_attn.cells.records import Exit, FailureClass
 from lit_attn.config.slurm import Slurm, parse_minutes
 from lit_attn.schema.errors import ConfigError
 
+pytestmark = pytest.mark.process
+
 
 def expand_study(path: Path, body: str = "") -> Matrix:
     return expand(studies.study(path, make_body("ok", "ok-2") + body), path / "runs")
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("time", "expected"),
     [("90", 90), ("0:30", 1), ("8:00:00", 480), ("1:00:01", 61), ("2-0", 2880), ("1-2:03", 1563),
@@ -37,7 +38,6 @@ def test_times_are_parsed_as_sbatch_does(time: str, expected: int) -> None:
     assert parse_minutes(time) == expected
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
@@ -76,7 +76,6 @@ def test_a_wrong_resource_is_one_error_line(tmp_path: Path, resources: str, mess
     assert str(caught.value) == f"{tmp_path / 'ablations.yaml'}:9: studies.tiny.slurm.{message}"
 
 
-@pytest.mark.process
 def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_path: Path) -> None:
     matrix = expand_study(tmp_path, "\nset: {training.devices: 4}\nslurm: {gpus: 2}")
     message = "tiny: training.devices: 4 exceeds the 2 GPUs of slurm.gpus"
@@ -85,7 +84,6 @@ def test_a_cell_with_more_devices_than_its_job_has_gpus_is_one_error_line(tmp_pa
     require_resources(expand_study(tmp_path, "\nset: {training.devices: 2}\nslurm: {gpus: 2}"))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("devices", "slurm", "message"),
     [
@@ -117,7 +115,6 @@ def test_nodes_share_the_devices_of_a_cell_evenly(
     assert str(caught.value) == message
 
 
-@pytest.mark.process
 def test_the_time_limit_of_a_job_of_several_nodes_warns_the_runner() -> None:
     """SLURM would warn the ranks alone; the runner is the batch script of the job."""
     parameters = make_parameters(Slurm(nodes=2, cpus=3, gpus=2), devices=4)
@@ -130,7 +127,6 @@ def test_the_time_limit_of_a_job_of_several_nodes_warns_the_runner() -> None:
     assert (alone["cpus_per_task"], alone["srun_args"][0]) == (12, "--cpus-per-task=12")
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
@@ -160,13 +156,11 @@ def test_a_cell_of_several_nodes_is_retried_as_often_as_on_one(
     assert may_retry(tmp_path) == expected
 
 
-@pytest.mark.process
 def test_resources_do_not_change_identities(tmp_path: Path) -> None:
     one = [job.identity for job in expand_study(tmp_path).jobs]
     assert one == [job.identity for job in expand_study(tmp_path, "\nslurm: {gpus: 8}").jobs]
 
 
-@pytest.mark.process
 def test_the_active_or_newest_job_of_a_cell_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +186,6 @@ def test_the_active_or_newest_job_of_a_cell_is_found(
     assert [task.is_over for task in tasks] == [False, False, True]
 
 
-@pytest.mark.process
 def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,20 +199,19 @@ def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
     assert [(task.id, task.state) for task in tasks.values()] == [("3_0", "COMPLETED")]
 
 
-@pytest.mark.process
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix = expand_study(tmp_path)
     write_batch(matrix, "aaaa")
     install_squeue(tmp_path, monkeypatch, code=1)
-    events: list[str] = []
-    follower = Follower([matrix], Recorder(events))
+    display = Recorder()
+    follower = Follower([matrix], display)
     follower.unfinished = list(matrix.jobs)
     for _ in range(3):
         follower.poll()
     assert follower.unfinished == matrix.jobs
-    assert events == ["SLURM does not answer: squeue: exit code 1"]
+    assert display.events == ["SLURM does not answer: squeue: exit code 1"]
     # A job that SLURM has forgotten is given up only the second time: its result may come late.
     install_squeue(tmp_path, monkeypatch)
     follower.poll()
@@ -229,7 +221,6 @@ def test_no_cell_ends_while_slurm_does_not_answer(
     assert {outcome.failure for outcome in follower.summary.failed} == {"killed"}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("state", "failure"),
     [("TIMEOUT", "timed-out"), ("OUT_OF_MEMORY", "out-of-memory"), ("NODE_FAIL", "killed"),
@@ -245,7 +236,7 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     begun = create_attempt(job.folder)
     write_batch(matrix, "aaaa", attempts=1)
     install_squeue(tmp_path, monkeypatch, f"0|7_0|{state}|{NAME}aaaa")
-    follower = Follower([matrix], Recorder([]))
+    follower = Follower([matrix], Recorder())
     follower.unfinished = [job]
     follower.poll()
     follower.poll()
@@ -254,7 +245,6 @@ def test_slurm_gives_the_failure_class_of_an_attempt_without_a_record(
     assert (ended.failure, ended.message) == (failure, f"its job ended: {state}")
 
 
-@pytest.mark.process
 def test_a_missing_slurm_is_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +257,6 @@ def test_a_missing_slurm_is_one_error_line(
     assert capsys.readouterr().err == "--cancel: needs --launcher slurm\n"
 
 
-@pytest.mark.process
 def test_each_reason_for_which_jobs_wait_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +271,8 @@ def test_each_reason_for_which_jobs_wait_is_reported_once(
         # SLURM has not tried to start this job yet.
         f"3|7_3|PENDING|{NAME}aaaa|None",
     )  # fmt: skip
-    events: list[str] = []
-    follower = Follower([matrix], Recorder(events))
+    display = Recorder()
+    follower = Follower([matrix], display)
     follower.unfinished = list(matrix.jobs)
     follower.poll()
     follower.poll()
@@ -292,7 +281,7 @@ def test_each_reason_for_which_jobs_wait_is_reported_once(
         " (slurm.time exceeds the limit of the partition)",
         f"waiting  1 job in SLURM's queue: {down} (wait, or choose other nodes)",
     ]
-    assert events == expected
+    assert display.events == expected
     assert describe_queues([matrix.folder]) == {matrix.folder: expected}
     # The reason of a job that runs is that of its wait, which is over.
     install_squeue(tmp_path, monkeypatch, f"0|7_0|RUNNING|{NAME}aaaa|Resources")
@@ -304,7 +293,6 @@ def test_each_reason_for_which_jobs_wait_is_reported_once(
     assert describe_queues([matrix.folder]) == {}
 
 
-@pytest.mark.process
 def test_status_repeats_for_what_jobs_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,7 +304,6 @@ def test_status_repeats_for_what_jobs_wait(
     assert "  waiting  1 job in SLURM's queue: Priority\n" in capsys.readouterr().out
 
 
-@pytest.mark.process
 def test_commands_ignore_the_allocation_around_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +324,6 @@ def test_commands_ignore_the_allocation_around_them(
     assert os.environ["SLURM_MEM_PER_CPU"] == "100"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("output", "cause"),
     [
