@@ -1,4 +1,4 @@
-"""Dry run, `status` and `report` with --json: answers for programs."""
+"""Dry run and `report` with --json: answers for programs; test_status.py has that of `status`."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from helpers import fake_cells, studies
 from helpers.answers import read_answer
 from helpers.fake_study import write_study
-from helpers.runs import make_body, run
+from helpers.runs import make_body
 
 from lit_attn.__main__ import main
 from lit_attn.ablate.commands.arguments import StudyOptions, add_study_arguments
@@ -17,7 +17,6 @@ from lit_attn.ablate.dry_run import find_warnings, print_cells
 from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.outcomes import Summary
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.lock import hold_lock
 from lit_attn.schema.errors import ConfigError
 
 
@@ -59,29 +58,6 @@ def test_json_and_costs_are_refused_in_one_line(
     assert "leave it out with rerun" in capsys.readouterr().err
 
 
-@pytest.mark.process
-def test_the_status_has_progress_failures_and_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    matrix = expand(studies.study(tmp_path, make_body("ok", "crash", "running")), Path("runs"))
-    run([job for job in matrix.jobs if job.variant != "running"])
-    matrix.write_plan()
-    going = next(job for job in matrix.jobs if job.variant == "running")
-    with hold_lock(going.folder):
-        (going.folder / "progress.json").write_text('{"step": 25, "total": 100}')
-        assert main(["status", "--json"]) == 0
-    (study,) = read_answer(capsys.readouterr().out)["studies"]
-    assert study["counts"] == {"done": 2, "error": 2, "running": 1, "missing": 1}
-    cells = {(cell["variant"], cell["seed"]): cell for cell in study["cells"]}
-    running = cells["running", going.seed]
-    assert (running["step"], running["steps"]) == (25, 100)
-    crashed = cells["crash", 0]
-    assert "the reactor is on fire" in crashed["message"]
-    assert crashed["advice"]
-    assert cells["ok", 0]["advice"] is None
-
-
 def test_a_report_names_what_it_wrote_and_what_it_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +92,8 @@ def test_variants_share_one_line_for_the_same_warning(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_warns_of_missing_data(tmp_path: Path) -> None:
-    data = "data: {kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
-    lines = studies.EXPERIMENT.splitlines()[1:]
-    experiment = "\n".join([data, *lines]) + "\n"
+    data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
+    experiment = studies.with_data(data)
     body = "baseline: a\ncells: {a: {}, b: {attention: mgk}}"
     (line,) = find_warnings(expand(studies.study(tmp_path, body, experiment), tmp_path / "runs"))
     assert line.startswith("all variants: cannot run on this machine: data.path: no file")
@@ -177,20 +152,14 @@ def test_a_dry_run_prints_the_power_and_a_better_screening(
     assert screening["trainings"] == 126
 
 
-def test_a_dry_run_names_the_floors_of_the_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_dry_run(tmp_path, make_body("a", "b"))
-    rules = "most frequent class, 1 nearest neighbour, logistic regression"
-    assert f"  floors without attention: {rules}\n" in capsys.readouterr().out
-
-
 def test_few_seeds_few_variants_and_products_have_their_own_power(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_dry_run(tmp_path, make_body("a", "b"))
     output = capsys.readouterr().out
     assert "  power 0: a star needs 6 seeds, and the study has 2\n" in output
+    rules = "most frequent class, 1 nearest neighbour, logistic regression"
+    assert f"  floors without attention: {rules}\n" in output
     assert "design" not in output
     print_dry_run(tmp_path, make_body("alone"))
     assert "power" not in capsys.readouterr().out

@@ -29,6 +29,7 @@ from lit_attn.segmentation.label_masks import list_pairs
 from lit_attn.training.first_step import find_mistake
 
 BODY = "baseline: a\ncells: {a: {}, b: {attention: belief2}}"
+NPZ = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}"
 GIVEN = "name: mine, size: 8, channels: 1, classes: 3, batch_size: 4"
 
 
@@ -54,7 +55,7 @@ def write_classes(root: Path, count: int, second: str = "test") -> None:
 
 def check_data(folder: Path, data: str) -> str:
     """Return the error message about `data` without its file and line, or an empty string."""
-    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    experiment = studies.with_data(data)
     matrix = expand(studies.study(folder, BODY, experiment), folder / "runs")
     error_line = ""
     try:
@@ -189,7 +190,7 @@ def test_the_folder_around_ade20k_is_recognised(tmp_path: Path) -> None:
 
 def test_finished_cells_need_no_data(tmp_path: Path) -> None:
     data = f"{{kind: npz, path: {tmp_path}/none.npz, {GIVEN}}}"
-    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    experiment = studies.with_data(data)
     matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
     require_inputs([matrix], [])
 
@@ -197,14 +198,13 @@ def test_finished_cells_need_no_data(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_missing_data_starts_no_cell(tmp_path: Path) -> None:
     data = "{kind: image-folder, path: none, name: mine, size: 8, classes: 3}"
-    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    experiment = studies.with_data(data)
     studies.write(tmp_path, BODY, experiment)
     with start_cli(tmp_path, "--set", "data.path=other") as process:
         output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     place = "--set data.path=other: tiny: variant 'a': data.path: "
     assert output == f"{place}no file {tmp_path}/other\n"
-    assert output.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"ablations.yaml", "experiment.yaml"}
 
 
@@ -214,7 +214,7 @@ def test_a_dry_run_tells_what_does_not_fit_in_data_at_hand(
 ) -> None:
     write_npz(tmp_path / "mine.npz")
     data = f"{{kind: npz, path: mine.npz, {GIVEN}}}".replace("classes: 3", "classes: 2")
-    experiment = studies.EXPERIMENT.replace("data: {kind: digits, batch_size: 64}", f"data: {data}")
+    experiment = studies.with_data(data)
     studies.write(tmp_path, BODY + "\n", experiment)
     monkeypatch.chdir(tmp_path)
     assert main(["ablations.yaml", "--dry-run"]) == 0
@@ -243,8 +243,7 @@ def test_the_check_imports_no_lightning() -> None:
             r"ablations\.yaml:8: tiny: variant 'b': match: parameters: [0-9,]+ parameters with the",
         ),
         (
-            "data: {kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
-            + studies.EXPERIMENT.partition("\n")[2],
+            studies.with_data(NPZ),
             BODY,
             r"experiment\.yaml:1: tiny: variant 'a': data\.classes: 2, but train .* to 2; set 3",
         ),
@@ -267,9 +266,7 @@ def test_a_mistake_that_needs_torch_starts_no_cell(
 
 def test_data_that_only_the_jobs_see_are_left_to_the_jobs(tmp_path: Path) -> None:
     """A submission checks the models, and the data whose files the login node sees."""
-    data = "{kind: npz, path: mine.npz, name: m, size: 8, channels: 1, classes: 2}\n"
-    experiment = f"data: {data}" + studies.EXPERIMENT.partition("\n")[2]
-    matrix = expand(studies.study(tmp_path, BODY, experiment), tmp_path / "runs")
+    matrix = expand(studies.study(tmp_path, BODY, studies.with_data(NPZ)), tmp_path / "runs")
     cells = [matrix.jobs[0].config]
     assert find_mistake(cells, has_data=False) is None
     mistake = find_mistake(cells)

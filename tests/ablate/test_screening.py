@@ -54,6 +54,10 @@ def test_the_best_variants_and_the_baseline_are_confirmed_with_fresh_seeds(tmp_p
     # The baseline is confirmed also if it is not among the best.
     assert matrix.screening is not None
     assert [entry.variant for entry in matrix.screening.screened_out] == ["c", "a"]
+    # The measured metric is scaled as printed.
+    entry = matrix.screening.screened_out[0]
+    assert entry.mean == pytest.approx(45)
+    assert entry.by_seed == pytest.approx({"0": 46, "1": 44})
 
 
 def test_test_results_choose_no_variant(tmp_path: Path) -> None:
@@ -426,15 +430,6 @@ def test_cells_of_both_stages_can_be_run_again(tmp_path: Path) -> None:
     matrix = designs.finish_screening(tmp_path, VALUES)
     for name in ("tiny/a/0", "tiny/d/1002"):
         assert [job.name for job in select_cells([matrix], name)] == [name]
-
-
-def test_the_measured_metric_is_scaled_as_printed(tmp_path: Path) -> None:
-    designs.write(tmp_path)
-    matrix = designs.finish_screening(tmp_path, VALUES)
-    assert matrix.screening is not None
-    entry = matrix.screening.screened_out[0]
-    assert entry.mean == pytest.approx(45)
-    assert entry.by_seed == pytest.approx({"0": 46, "1": 44})
 
 
 def test_a_look_is_one_at_fresh_seeds(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def seal(folder: Path, **changes: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_run_seals_the_plan_before_its_first_cell(tmp_path: Path) -> None:
+def test_the_first_run_seals_the_plan_and_later_runs_seal_additions(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok", "brief"))
     code, printed = run_cli(tmp_path, command=("seal",))
     assert code == 0
@@ -42,12 +42,7 @@ def test_the_first_run_seals_the_plan_before_its_first_cell(tmp_path: Path) -> N
     # A run of the same plan is no look at an extended one.
     assert run_cli(tmp_path)[0] == 0
     assert read_seals(tmp_path) == seals
-
-
-@pytest.mark.slow
-def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("ok", "brief"))
-    assert run_cli(tmp_path)[0] == 0
+    # Seeds and variants after results are additions.
     assert run_cli(tmp_path, "--seeds", "2,3")[0] == 0
     studies.write(tmp_path, make_body("ok", "brief", "orphan"))
     assert run_cli(tmp_path, "--seeds", "4")[0] == 0
@@ -56,6 +51,10 @@ def test_seeds_and_variants_after_results_are_additions(tmp_path: Path) -> None:
     assert seals.added_seeds == [(2, 3)]
     assert seals.changes()["added_variants"] == ["orphan"]
     assert seals.is_before_results
+    # Results that are older than the seal were seen.
+    (tmp_path / "runs/tiny/seals.json").unlink()
+    assert run_cli(tmp_path)[0] == 0
+    assert not read_seals(tmp_path).is_before_results
 
 
 @pytest.mark.slow
@@ -81,15 +80,6 @@ def test_changes_before_the_first_result_are_no_additions(tmp_path: Path) -> Non
     seals = read_seals(tmp_path)
     assert [entry.results for entry in seals.entries] == [0, 0]
     assert (seals.added_seeds, seals.changes()["added_variants"]) == ([], [])
-
-
-@pytest.mark.slow
-def test_a_study_with_older_results_is_not_sealed_before_them(tmp_path: Path) -> None:
-    studies.write(tmp_path, make_body("ok"))
-    assert run_cli(tmp_path)[0] == 0
-    (tmp_path / "runs/tiny/seals.json").unlink()
-    assert run_cli(tmp_path)[0] == 0
-    assert not read_seals(tmp_path).is_before_results
 
 
 def test_the_hash_covers_every_decision(tmp_path: Path) -> None:

@@ -206,6 +206,11 @@ def test_a_machine_without_visible_gpus_uses_its_cores(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert set(make_slots(None).devices) == {None}
+    slots = make_slots(3)
+    assert (slots.limit, slots.devices) == (3, [None] * count_cores())
+    taken = slots.reserve(cell())
+    assert taken is not None
+    assert taken.gpus is None
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -213,14 +218,3 @@ def test_a_cell_of_two_gpus_sees_both() -> None:
     taken = make_slots(None).reserve(cell(devices=2))
     assert taken is not None
     assert set(taken.gpus or ()) == {"GPU-aa", "GPU-bb"}
-
-
-def test_cores_are_used_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    slots = make_slots(3)
-    assert slots.limit == 3
-    assert set(slots.devices) == {None}
-    assert len(slots.devices) == count_cores()
-    taken = slots.reserve(cell())
-    assert taken is not None
-    assert taken.gpus is None

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 from helpers import studies
+from helpers.answers import read_answer
 from helpers.fake_cells import write_reports
 from helpers.fake_results import write_results
 from helpers.fake_study import write_study
@@ -37,13 +38,10 @@ PLAN = """{"study": "x", "title": "t", "baseline": "a", "variants": [], "seeds":
 
 def write(path: Path) -> list[Job]:
     """Write a study with cells in every state."""
-    cells = expand(
-        studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs"
-    ).jobs
-    run([job for job in cells if job.variant in ("ok", "crash")])
     matrix = expand(studies.study(path, make_body("ok", "crash", "running", "new")), path / "runs")
-    matrix.plan().write(matrix.folder / "plan.json")
-    return cells
+    run([job for job in matrix.jobs if job.variant in ("ok", "crash")])
+    matrix.write_plan()
+    return matrix.jobs
 
 
 def test_every_state_is_shown_with_advice(
@@ -59,6 +57,8 @@ def test_every_state_is_shown_with_advice(
         of_runs = capsys.readouterr().out
         assert main(["status", "runs/tiny"]) == 0
         assert capsys.readouterr().out == of_runs
+        assert main(["status", "--json"]) == 0
+        (study,) = read_answer(capsys.readouterr().out)["studies"]
     assert of_runs.startswith("tiny: A tiny study\n  8 cells: ")
     assert {"2 done", "2 error", "1 running", "3 missing"} <= set(
         of_runs.splitlines()[1].partition("; ")[0].removeprefix("  8 cells: ").split(", ")
@@ -72,6 +72,13 @@ def test_every_state_is_shown_with_advice(
     relative = crash.folder.relative_to(tmp_path)
     assert f"      log:       lit-attn logs {relative}" in block
     assert f"      run alone: lit-attn train {relative}" in block
+    # Programs read the same.
+    assert study["counts"] == {"done": 2, "error": 2, "running": 1, "missing": 3}
+    listed = {(cell["variant"], cell["seed"]): cell for cell in study["cells"]}
+    assert (listed["running", 0]["step"], listed["running", 0]["steps"]) == (25, 100)
+    assert "the reactor is on fire" in listed["crash", 0]["message"]
+    assert listed["crash", 0]["advice"]
+    assert listed["ok", 0]["advice"] is None
 
 
 def test_steps_predict_the_time_left() -> None:
@@ -196,7 +203,7 @@ def test_every_command_reads_one_file_per_finished_cell(
     assert lists == []
 
 
-def test_logs_shows_the_last_attempt(
+def test_logs_shows_the_last_attempt_or_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = write(tmp_path)
@@ -208,28 +215,15 @@ def test_logs_shows_the_last_attempt(
     (create_attempt(crash.folder) / "log.txt").write_text("the second\n")
     assert main(["logs", "tiny/crash/1"]) == 0
     assert capsys.readouterr().out == "the second\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny/crsh/1"], "runs: has no cell 'tiny/crsh/1'; did you mean 'tiny/crash/1'?"),
-        (["tiny/new/0"], "tiny/new/0: has no log, because the cell was not started"),
-        (["tiny/no-log/0"], "runs/tiny/no-log/0-x/attempts/1: its log cannot be read: No such"),
-    ],
-)
-def test_a_wrong_cell_or_log_is_one_error_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write(tmp_path)
     create_attempt(tmp_path / "runs" / "tiny" / "no-log" / "0-x")
-    monkeypatch.chdir(tmp_path)
-    assert main(["logs", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(message)
+    messages = {
+        "tiny/crsh/1": "runs: has no cell 'tiny/crsh/1'; did you mean 'tiny/crash/1'?",
+        "tiny/new/0": "tiny/new/0: has no log, because the cell was not started",
+        "tiny/no-log/0": "runs/tiny/no-log/0-x/attempts/1: its log cannot be read: No such",
+    }
+    for name, message in messages.items():
+        assert main(["logs", name]) == 2
+        assert capsys.readouterr().err.startswith(message)
 
 
 def test_escape_sequences_of_a_log_never_reach_a_terminal(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from lit_attn.config.overrides import _path_keys
 from lit_attn.config.study import read_studies, read_titles
 from lit_attn.schema.errors import ConfigError
 
-IMAGES = (
-    "data: {kind: npz, name: mine, path: images, size: 8, channels: 1, classes: 2,"
-    " batch_size: 4}\n" + studies.EXPERIMENT.split("\n", 1)[1]
+IMAGES = studies.with_data(
+    "{kind: npz, name: mine, path: images, size: 8, channels: 1, classes: 2, batch_size: 4}"
 )
 TEXT = """\
 task: language-modelling

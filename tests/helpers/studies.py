@@ -24,6 +24,11 @@ studies:
 """
 
 
+def with_data(data: str) -> str:
+    """Return EXPERIMENT with another section `data`."""
+    return f"data: {data}\n" + EXPERIMENT.partition("\n")[2]
+
+
 def write(folder: Path, body: str, experiment: str = EXPERIMENT) -> Path:
     """Write an ablations.yaml with one study; `body` is the rest of the study, not indented."""
     (folder / "experiment.yaml").write_text(experiment)
