@@ -1,10 +1,9 @@
 """The check of words names every kind of mistake, with its line, and accepts what is right."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_new_python
 from helpers.paths import ROOT
 
 MODULE = '''\
@@ -42,8 +41,7 @@ def add(number: int) -> int:
 def find_mistakes(path: Path, content: str) -> dict[int, list[str]]:
     """Return the words that the check names in a file with this content, by line."""
     path.write_text(content)
-    command = [sys.executable, str(ROOT / ".ci" / "check_words.py"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_new_python(ROOT, ".ci/check_words.py", str(path))
     mistakes: dict[int, list[str]] = {}
     for line in done.stdout.splitlines():
         place, _, message = line.removeprefix(f"{path}:").partition(": ")

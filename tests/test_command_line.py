@@ -1,7 +1,6 @@
 """The console command `lit-attn`: its own commands, and the same from an installed wheel."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from helpers.commands import run_new_python
 from helpers.paths import ROOT
 
 import lit_attn
@@ -50,10 +50,7 @@ def test_every_command_prints_its_usage(
 
 def test_a_python_without_the_packages_is_told_in_one_line() -> None:
     # Without `site`, Python does not find what pip has installed.
-    command = [sys.executable, "-S", "-m", "lit_attn.ablate", "ablations.yaml"]
-    run = subprocess.run(
-        command, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True
-    )
+    run = run_new_python(ROOT, "-S", "-m", "lit_attn.ablate", "ablations.yaml")
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == (
         "jinja2, numpy, pandas, pydantic, rich, ruamel, scipy: not installed for "
@@ -119,14 +116,7 @@ def test_no_help_imports_torch() -> None:
         "    if heavy: sys.exit(f'{module} {words}: imported {heavy}')\n"
         "print('tried', module)"
     )
-    command = [sys.executable, "-c", code, json.dumps(calls)]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_new_python(ROOT, "-c", code, json.dumps(calls))
     assert done.stderr == ""
     assert done.stdout == f"tried {calls[-1][0]}\n"
 
@@ -162,14 +152,7 @@ def test_a_file_and_its_studies_stand_before_between_or_after_options(words: str
 )
 def test_a_module_names_itself_as_it_was_typed(words: str, name: str, tmp_path: Path) -> None:
     module, *rest = words.split()
-    done = subprocess.run(
-        [sys.executable, "-m", f"lit_attn.{module}", *rest],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_new_python(tmp_path, "-m", f"lit_attn.{module}", *rest)
     text = done.stdout + done.stderr
     assert text.startswith(name)
     assert "lit-attn" not in text
@@ -341,39 +324,32 @@ def test_list_names_studies_presets_and_members(
     assert "did you mean 'schedule'?" in capsys.readouterr().err
 
 
-def test_the_completion_script_is_valid_bash(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    assert "--dry-run" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+COMPLETED = {
+    "lit-attn run abl": "ablations.yaml",
+    "lit-attn rerun stale abl": "ablations.yaml",
+    "lit-attn train ru": "runs",
+    "lit-attn run ablations.yaml --dry": "--dry-run",
+    "lit-attn run ablations.yaml --out ru": "runs",
+    "lit-attn seal ablations.yaml --stu": "--study",
+    "lit-attn repo": "report",
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        ("lit-attn run abl", "ablations.yaml"),
-        ("lit-attn rerun stale abl", "ablations.yaml"),
-        ("lit-attn train ru", "runs"),
-        ("lit-attn run ablations.yaml --dry", "--dry-run"),
-        ("lit-attn run ablations.yaml --out ru", "runs"),
-        ("lit-attn seal ablations.yaml --stu", "--study"),
-        ("lit-attn repo", "report"),
-    ],
-)
 def test_bash_completes_commands_options_and_files(
-    words: str, completed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("shtab")
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     (tmp_path / "ablations.yaml").touch()
     (tmp_path / "runs").mkdir()
-    state = f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMP_LINE='{words}'"
-    call = f"_shtab_lit_attn lit-attn '{words.rpartition(' ')[2]}'"
-    # Outside of an interactive shell, bash cannot set options of a completion.
-    text = f"{script}\ncompopt() {{ :; }}\n{state}\n{call}\necho ${{COMPREPLY[*]}}"
-    done = subprocess.run(
-        ["bash"], input=text, text=True, cwd=tmp_path, capture_output=True, check=False
-    )
-    assert done.stdout.rstrip("/\n") == completed, done.stderr
+    for words, completed in COMPLETED.items():
+        state = f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMP_LINE='{words}'"
+        call = f"_shtab_lit_attn lit-attn '{words.rpartition(' ')[2]}'"
+        # Outside of an interactive shell, bash cannot set options of a completion.
+        text = f"{script}\ncompopt() {{ :; }}\n{state}\n{call}\necho ${{COMPREPLY[*]}}"
+        done = subprocess.run(
+            ["bash"], input=text, text=True, cwd=tmp_path, capture_output=True, check=False
+        )
+        assert done.stdout.rstrip("/\n") == completed, (words, done.stderr)

@@ -3,12 +3,11 @@
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.commands import run_python
+from helpers.commands import run_new_python, run_python
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
@@ -97,9 +96,7 @@ def test_the_example_of_adding_a_part_passes_the_conformance_checks() -> None:
     text = (ROOT / "docs" / "adding-a-part.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     code += CHECK.format(tests=str(ROOT / "tests"))
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    result = run_new_python(ROOT, "-c", code)
     assert result.returncode == 0, result.stderr
 
 
@@ -220,8 +217,9 @@ COMMAND = re.compile(
 
 @cache
 def help_text(module: str, subcommand: str) -> str:
-    command = [sys.executable, "-m", module, *filter(None, [subcommand]), "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    done = run_new_python(ROOT, "-m", module, *filter(None, [subcommand]), "--help")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=relative)
@@ -236,21 +234,18 @@ def test_documented_commands_have_their_options(page: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_fast_commands_of_the_documentation_run(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "ablations.yaml", tmp_path)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    for arguments in (
         "ablations.yaml --dry-run --params",
         "ablations.yaml --study belief2-cifar100 --dry-run",
         "ablations.yaml --study belief2-imagenet --set data.path=/data/pets --set data.name=pets "
         "--set data.classes=37 --dry-run",
         "seal ablations.yaml --study digits",
-    ],
-)
-def test_fast_commands_of_the_documentation_run(arguments: str, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "ablations.yaml", tmp_path)
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    result = run_python(tmp_path, "-m", "lit_attn.ablate", *arguments.split())
-    assert result.returncode == 0, result.stdout + result.stderr
+    ):
+        result = run_python(tmp_path, "-m", "lit_attn.ablate", *arguments.split())
+        assert result.returncode == 0, arguments + result.stdout + result.stderr
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.commands import run_python
+from helpers.commands import run_new_python, run_python
 from helpers.paths import ROOT
 from helpers.training_cells import digits_cell, folder_of
 from PIL import Image
@@ -20,10 +19,7 @@ from lit_attn.ablate.display import BAR_WIDTH
 from lit_attn.attention.spec import PRESETS
 from lit_attn.train import run_cell
 
-ENVIRONMENT = os.environ | {
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "PYTHONPATH": str(ROOT),
-}
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.mark.slow
@@ -40,10 +36,7 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
             continue
         where = folder if folder.exists() else tmp_path
         if language == "python":
-            command = [sys.executable, "-c", text]
-            finished = subprocess.run(
-                command, cwd=where, env=ENVIRONMENT, capture_output=True, text=True
-            )
+            finished = run_new_python(where, "-c", text, PATH=PATH)
         else:
             program, *words = text.removesuffix("cd first\n").split()
             assert program == "lit-attn"
@@ -126,8 +119,7 @@ def test_a_trained_model_is_used_without_the_package(
         "torch.testing.assert_close(network(images), expected)\n"
         "assert logits.shape == (5, 10) and 'lit_attn' not in sys.modules\n"
     )
-    command = [sys.executable, "-I", "use.py"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = run_new_python(tmp_path, "-I", "use.py")
     assert finished.returncode == 0, finished.stderr
 
     # Causal order, with z and one key of each token, and with two keys of each token.
@@ -148,13 +140,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
         "nbclient.NotebookClient(notebook, timeout=500, kernel_name='python3').execute()\n"
         "print([output for cell in notebook.cells for output in cell.get('outputs', [])])\n"
     )
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+    finished = run_new_python(tmp_path, "-W", "ignore", "-c", script, PATH=PATH)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "disagrees" not in finished.stdout
     # The last state of the display that replaces its text during the run.

@@ -16,7 +16,7 @@ from helpers import studies
 from helpers.commands import Command, start_with_pipe
 from helpers.holding import hold_at
 from helpers.paths import ROOT
-from helpers.runs import is_held, wait_until
+from helpers.runs import is_held, start_interpreter, wait_until
 
 from lit_attn.cells.inputs import add_changes, change_finder, collect_modules
 from lit_attn.cells.records import Result
@@ -66,15 +66,7 @@ def held_study(folder: Path, package: Path) -> Iterator[subprocess.Popen[str] | 
         process = start_with_pipe(folder, words, environment, is_leader=True)
     else:
         # A fork would have imported the package of the tests.
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env=environment,
-        )
+        process = start_interpreter(folder, words, environment)
     try:
         cells = folder / "runs" / "tiny"
         wait_until(lambda: any(map(is_held, cells.glob("*/*"))) or process.poll() is not None)

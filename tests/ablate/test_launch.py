@@ -12,8 +12,9 @@ from unittest.mock import MagicMock
 
 import pytest
 from helpers import studies
+from helpers.commands import run_new_python
 from helpers.paths import ROOT
-from helpers.runs import TIMEOUT, count_runs, make_body, wait_until
+from helpers.runs import TIMEOUT, count_runs, make_body, start_interpreter, wait_until
 from helpers.training_cells import digits_cell, folder_of, scenes_cell, text_cell
 
 from lit_attn import train
@@ -52,14 +53,7 @@ def test_the_garbage_collector_of_a_cell_leaves_imported_objects_alone(tmp_path:
         "    count = pool.submit(gc.get_freeze_count).result()\n"
         "    print(pool.submit(gc.isenabled).result(), count > 10_000)\n"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    finished = run_new_python(tmp_path, "-c", code)
     assert finished.stdout == "True True\n", finished.stderr
 
 
@@ -84,13 +78,7 @@ def test_the_server_imports_the_modules_of_every_task(tmp_path: Path) -> None:
         "segmentation": scenes_cell(tmp_path / "scenes"),
     }
     folders = [str(folder_of(cell, tmp_path / name)) for name, cell in cells.items()]
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *folders],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_new_python(tmp_path, "-c", CODE, *folders)
     assert done.returncode == 0, done.stderr
     loaded = dict(zip(cells, json.loads(done.stdout.splitlines()[-1]), strict=True))
     ours = {
@@ -135,15 +123,8 @@ def start(path: Path) -> "subprocess.Popen[str]":
     studies.write(path, make_body("ok"))
     (path / "slow_target.py").write_text(TARGET)
     (path / "script.py").write_text(SCRIPT)
-    return subprocess.Popen(
-        [sys.executable, "script.py", "ablations.yaml", "--jobs", "1"],
-        cwd=path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])},
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
+    return start_interpreter(path, ("script.py", "ablations.yaml", "--jobs", "1"), environment)
 
 
 def server_of(process: "subprocess.Popen[str]") -> bool:

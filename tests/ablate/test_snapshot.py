@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from helpers import studies
+from helpers.commands import run_new_python
 from helpers.runs import make_body
 
 import lit_attn
@@ -267,9 +268,7 @@ def test_a_job_that_starts_its_cell_imports_no_pytorch(tmp_path: Path) -> None:
         "cell.job.write_config()\n"
         "sys.exit(f'{cell.job.state()}, torch: {\"torch\" in sys.modules}')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_new_python(tmp_path, "-c", code)
     assert done.stderr == "missing, torch: False\n"
     assert Cell.read(job.folder / "config.yaml") == job.cell
 

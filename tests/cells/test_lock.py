@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.commands import run_new_python
 from helpers.runs import TIMEOUT, wait_until
 
 from lit_attn.cells import lock
@@ -316,9 +317,7 @@ def test_a_stale_lock_of_another_user_is_one_line(mode: int, holder: str, outcom
         root.chmod(0o1777)
         write_lock(root, started="1")
         (root / "lock").chmod(mode)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_OTHER_USER, name], capture_output=True, text=True, check=False
-        )
+        done = run_new_python(root, "-c", AS_OTHER_USER, name)
     first, *others = done.stdout.splitlines()
     assert first == holder, done.stderr
     assert len(others) == 1

@@ -1,9 +1,7 @@
 """Dry runs of the shipped studies with plug-ins of their own."""
 
-import subprocess
-import sys
-
 import pytest
+from helpers.commands import run_new_python
 from helpers.paths import ROOT
 
 STUDIES = (
@@ -21,13 +19,7 @@ STUDIES = (
 @pytest.mark.process
 def test_a_dry_run_of_shipped_plug_ins_prints_no_warning() -> None:
     words = [f"--study={study}" for study in STUDIES]
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_attn.ablate", "ablations.yaml", "--dry-run", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_new_python(ROOT, "-m", "lit_attn.ablate", "ablations.yaml", "--dry-run", *words)
     assert (done.returncode, done.stderr) == (0, "")
     for study in STUDIES:
         assert f"{study}: " in done.stdout

@@ -3,10 +3,8 @@
 A registered part stays registered, so the checks run in a process of their own.
 """
 
-import subprocess
-import sys
-
 import pytest
+from helpers.commands import run_new_python
 from helpers.paths import EXPERIMENTS, ROOT
 
 SETUP = f"""
@@ -76,6 +74,5 @@ else:
 def test_grouped_composition() -> None:
     """Formula and gradients; no mixing of groups; one group is DCMHA; groups divide the heads."""
     checks = [SETUP, FORMULA, ISOLATION, ONE_GROUP, REFUSED]
-    command = [sys.executable, "-W", "error", "-c", "".join(checks)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_new_python(ROOT, "-W", "error", "-c", "".join(checks))
     assert done.returncode == 0, done.stderr

@@ -51,6 +51,18 @@ def run_python(folder: Path, *words: str, **environment: str) -> CompletedProces
     return CompletedProcess(words, code, *texts)
 
 
+def run_new_python(folder: Path, *words: str, **environment: str) -> CompletedProcess[str]:
+    """Run `python WORDS ...` in the folder, in a new interpreter that has imported nothing."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 class Command:
     """A started command, with the methods of `subprocess.Popen` that the tests use.
 

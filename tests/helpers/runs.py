@@ -112,13 +112,15 @@ def expire_hangs(patch: pytest.MonkeyPatch, stall: float, *children: str) -> Non
     patch.setattr(CellProcess, "idle_seconds", expire)
 
 
-def _start_interpreter(
+def start_interpreter(
     path: Path,
     words: tuple[str, ...],
     variables: dict[str, str],
-    stdout: IO[str] | int,
-    group: Path | None,
+    stdout: IO[str] | int = subprocess.PIPE,
+    group: Path | None = None,
 ) -> subprocess.Popen[str]:
+    """Start `python WORDS ...` in a new interpreter and a new session."""
+
     def join_group() -> None:
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -164,7 +166,7 @@ def start_cli(
     variables = (environment or dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process: subprocess.Popen[str] | Command
     if group is not None or has_own_server:
-        process = _start_interpreter(path, words, variables, stdout, group)
+        process = start_interpreter(path, words, variables, stdout, group)
     else:
         process = _fork_command(path, words, variables, stdout)
     try:

@@ -4,12 +4,11 @@ A registered member stays registered, so every test that imports one runs in its
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
-from helpers.commands import run_python
+from helpers.commands import run_new_python, run_python
 from helpers.paths import ROOT
 
 from lit_attn.cells.records import Result
@@ -90,19 +89,12 @@ def write_study(folder: Path, parts: str = "mine.py") -> None:
     (folder / "study.yaml").write_text(STUDY.format(root=ROOT, parts=parts))
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str) -> CompletedProcess[str]:
     search_path = os.pathsep.join([str(ROOT), str(folder / "installed")])
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": search_path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_new_python(folder, "-m", *arguments, PYTHONPATH=search_path)
 
 
-def dry_run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def dry_run(folder: Path, text: str) -> CompletedProcess[str]:
     """Read a study whose part is a file with `text`."""
     (folder / "mine.py").write_text(text)
     write_study(folder)
