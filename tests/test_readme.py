@@ -1,6 +1,5 @@
 """Every number of the README comes from the evidence or from the code."""
 
-import csv
 import math
 import re
 from datetime import datetime
@@ -9,6 +8,7 @@ import pytest
 import write_results
 from helpers.paths import ROOT
 from helpers.shipped import shipped_matrix
+from helpers.tables import read_table
 
 from lit_attn.attention.spec import PRESETS
 
@@ -26,8 +26,7 @@ TEXT = ("shakespeare", "shakespeare-time")
 
 
 def read_rows(path: str) -> list[dict[str, str]]:
-    with (EVIDENCE / path).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_table(EVIDENCE / path)
 
 
 def read_effects() -> dict[str, dict[str, str]]:

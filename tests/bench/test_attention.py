@@ -1,11 +1,11 @@
 """The attention benchmark: blocks of equal size, and ratios."""
 
-import csv
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.tables import read_table
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.bench import attention, measure
@@ -72,8 +72,7 @@ def test_every_length_has_a_table_with_its_conditions(
         assert f"{tokens} tokens, causal" in text
         for text_part in ("load average", f"torch {torch.__version__}", "CPU time", "thread"):
             assert text_part in text
-        with (tmp_path / f"attention-cpu-{tokens}-causal.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = read_table(tmp_path / f"attention-cpu-{tokens}-causal.csv")
         assert [row["name"] for row in rows] == [attention.BASELINE, "talking-heads"]
         assert all(row["torch"] == torch.__version__ for row in rows)
 
@@ -115,8 +114,7 @@ def test_a_missing_gpu_is_one_error_line(
 def test_blocks_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["attention", "--device", "cuda", "--presets", "belief2", "mgk", "dcmha"]
     assert main([*arguments, "--rounds", "3", "--out", str(tmp_path)]) == 0
-    with (tmp_path / "attention-cuda-65.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(tmp_path / "attention-cuda-65.csv")
     assert {row["mode"] for row in rows} == {"eager", "compiled"}
     assert all(float(row["seconds"]) > 0 and int(row["peak"]) > 0 for row in rows)
 

@@ -1,11 +1,11 @@
 """Graphs and seconds of torch.compile, for a whole model and block by block."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.tables import read_table
 
 from lit_attn.bench import compiling
 from lit_attn.bench.__main__ import main
@@ -27,8 +27,7 @@ def test_blocks_have_one_graph_at_any_depth(
         " --dim 8 --heads 2 --tokens 4 --batch 2 --vocabulary 8"
     )
     assert main([*command.split(), "--out", str(tmp_path)]) == 0
-    with (tmp_path / "compiling-cpu.csv").open() as table:
-        rows = list(csv.DictReader(table))
+    rows = read_table(tmp_path / "compiling-cpu.csv")
     assert [(row["depth"], row["compiled"]) for row in rows] == [
         ("1", "network"),
         ("1", "blocks"),

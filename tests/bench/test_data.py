@@ -1,10 +1,10 @@
 """The benchmark of the preparation of batches; its times decide nothing."""
 
-import csv
 from pathlib import Path
 
 import pytest
 from helpers import noise_images
+from helpers.tables import read_table
 
 from lit_attn.bench.__main__ import main
 from lit_attn.bench.data import measure_wait, read_data
@@ -30,8 +30,7 @@ def test_the_table_has_a_row_for_each_step_and_number_of_workers(files: Path) ->
     images = ["--images", str(files / "images.npz"), "--out", str(files)]
     size = ["--rounds", "2", "--steps", "2", "--step", "1", "2", "--workers", "0", "1"]
     assert main(["data", str(files / "small.yaml"), *images, *size]) == 0
-    with (files / "data-cpu.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(files / "data-cpu.csv")
     assert [(row["step"], row["workers"]) for row in rows] == [
         ("1.0", "0"),
         ("1.0", "1"),

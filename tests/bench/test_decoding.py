@@ -1,6 +1,5 @@
 """The decoding benchmark: bytes of caches, and ratios within a round."""
 
-import csv
 import gc
 import weakref
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.paths import ROOT
+from helpers.tables import read_table
 
 from lit_attn.ablate.plan import expand
 from lit_attn.attention import cache
@@ -38,11 +38,6 @@ SMALL = (
 
 def measure(*names: str) -> list[decoding.Row]:
     return decoding.run(names, [PROMPT], SHAPE, Setup("cpu", torch.float32, rounds=2))
-
-
-def read_csv(folder: Path, device: str = "cpu") -> list[dict[str, str]]:
-    with (folder / f"decoding-{device}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def cells(printed: str, name: str) -> list[str]:
@@ -191,7 +186,7 @@ def test_the_table_states_its_conditions(
         assert text_part in text
     header, rule = (line for line in text.splitlines() if line.startswith(("| name", "| ---")))
     assert header.count("|") == rule.count("|") == len(cells(text.split("| 6 |")[0], "belief2")) + 1
-    rows = read_csv(tmp_path)
+    rows = read_table(tmp_path / "decoding-cpu.csv")
     names = ["standard", "standard/windows", "belief2", "dcmha/windows"]
     assert [(row["tokens"], row["name"]) for row in rows] == [
         (tokens, name) for tokens in "56" for name in names
@@ -249,7 +244,7 @@ def test_models_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "--vocabulary 100 --rounds 2"
     )
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
-    for row in read_csv(tmp_path, "cuda"):
+    for row in read_table(tmp_path / "decoding-cuda.csv"):
         assert float(row["token"]) > 0
         assert float(row["ratio"]) > 0
         assert int(row["cache"]) > 0

@@ -1,11 +1,11 @@
 """Growth of an attention layer's memory with the number of tokens, measured in bytes."""
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import attention_cases
+from helpers.tables import read_table
 
 from lit_attn.attention import formed
 from lit_attn.attention.compose import NoComposeConfig
@@ -120,8 +120,7 @@ def test_the_table_contains_every_length(
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "memory-cpu.md").read_text()
     assert text in capsys.readouterr().out
-    with (tmp_path / "memory-cpu.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(tmp_path / "memory-cpu.csv")
     assert [(row["causal"], row["tokens"]) for row in rows] == [
         (causal, tokens) for causal in ("False", "True") for tokens in ("256", "512", "1024")
     ]

@@ -1,6 +1,5 @@
 """A training step of this package is measured beside a plain loop of the same model."""
 
-import csv
 import os
 import signal
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.tables import read_table
 from torch import Tensor
 
 from lit_attn.bench import step_parts
@@ -25,13 +25,6 @@ EXPERIMENT = {
     "optimizer": {"kind": "adamw", "lr": 0.001},
     "training": {"epochs": 1, "clip": 1.0},
 }
-
-
-def read_row(path: Path) -> dict[str, str]:
-    """Return the only row of a table."""
-    with path.open() as table:
-        [row] = csv.DictReader(table)
-    return row
 
 
 def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +50,9 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "small.yaml"
     file.write_text(format_yaml(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cpu"]
+    handler = signal.getsignal(signal.SIGTERM)
     assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert signal.getsignal(signal.SIGTERM) is handler
     forward_passes = WARM_UP + 3
     # Two rounds of both loops for the times, and two for the parts of a step.
     assert len(losses) == 2 * 2 * 2 * forward_passes
@@ -66,12 +61,11 @@ def test_both_loops_make_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(searches) == 1
     # Lightning's "1" would search the disk for the library of a driver in each step.
     assert os.environ[DRIVER_CHECK] == ("1" if torch.cuda.is_available() else "0")
-    row = read_row(tmp_path / "training-cpu.csv")
+    (row,) = read_table(tmp_path / "training-cpu.csv")
     assert row["experiment"] == "small"
     assert float(row["step"]) > 0
     assert float(row["plain"]) > 0
-    with (tmp_path / "training-causes-cpu.csv").open() as table:
-        causes = {row["part"]: row for row in csv.DictReader(table)}
+    causes = {row["part"]: row for row in read_table(tmp_path / "training-causes-cpu.csv")}
     # Parts of the plain loop, parts that only a cell has, and callbacks of a cell.
     assert float(causes["step of the optimiser"]["plain"]) > 0
     assert float(causes["Lightning's loop"]["plain"]) == 0
@@ -86,7 +80,7 @@ def test_a_classifier_is_measured_on_a_gpu(tmp_path: Path) -> None:
     file.write_text(format_yaml(EXPERIMENT))
     arguments = ["training", str(file), "--steps", "3", "--rounds", "2", "--device", "cuda"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
-    row = read_row(tmp_path / "training-cuda.csv")
+    (row,) = read_table(tmp_path / "training-cuda.csv")
     assert float(row["ratio"]) > 0
 
 
@@ -113,16 +107,8 @@ def test_a_language_model_without_test_data_is_measured(tmp_path: Path) -> None:
     file.write_text(format_yaml(experiment))
     arguments = ["training", str(file), "--steps", "2", "--rounds", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
-    row = read_row(tmp_path / "training-cpu.csv")
+    (row,) = read_table(tmp_path / "training-cpu.csv")
     assert row["experiment"] == "gpt"
-
-
-def test_a_benchmark_leaves_the_handler_of_sigterm(tmp_path: Path) -> None:
-    file = tmp_path / "small.yaml"
-    file.write_text(format_yaml(EXPERIMENT))
-    handler = signal.getsignal(signal.SIGTERM)
-    assert main(["training", str(file), "--steps", "1", "--rounds", "2", "--device", "cpu"]) == 0
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_an_experiment_with_a_mistake_is_one_line(

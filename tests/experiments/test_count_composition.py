@@ -1,21 +1,21 @@
 """The committed shares of extra costs equal new counts and a count by hand."""
 
-import csv
 import importlib
 
 import pytest
 from helpers.paths import EXPERIMENTS
+from helpers.tables import read_table
 
 from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "papers" / "count_composition.py"])
+COUNTS = EXPERIMENTS / "papers" / "counts" / "composition.csv"
 composition = importlib.import_module("count_composition")
 
 
 def test_the_committed_file_has_new_counts_and_those_by_hand() -> None:
     """Pre- and post-composition by queries and keys: hidden weights, output weights and gates."""
-    with (EXPERIMENTS / "papers" / "counts" / "composition.csv").open() as lines:
-        committed = {row["size"]: row for row in csv.DictReader(lines)}
+    committed = {row["size"]: row for row in read_table(COUNTS)}
     assert list(committed) == list(composition.SIZES)
     parameters, flops = composition.count_shares(*composition.SIZES["6.9B-2048"])
     row = committed["6.9B-2048"]
@@ -28,6 +28,5 @@ def test_the_committed_file_has_new_counts_and_those_by_hand() -> None:
 
 
 def test_extra_computation_grows_with_the_length() -> None:
-    with (EXPERIMENTS / "papers" / "counts" / "composition.csv").open() as lines:
-        flops = [float(row["flops"]) for row in csv.DictReader(lines) if "6.9B" in row["size"]]
+    flops = [float(row["flops"]) for row in read_table(COUNTS) if "6.9B" in row["size"]]
     assert flops == sorted(flops)

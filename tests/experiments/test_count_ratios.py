@@ -1,11 +1,11 @@
 """The committed ratios of costs equal new counts, and parameters equal a count by hand."""
 
-import csv
 import importlib
 from pathlib import Path
 
 import pytest
 from helpers.paths import EXPERIMENTS
+from helpers.tables import read_table
 
 from lit_attn.schema.plugins import load_parts
 
@@ -14,8 +14,7 @@ ratios = importlib.import_module("count_ratios")
 
 
 def read_rows(folder: Path, name: str) -> dict[tuple[str, str], dict[str, str]]:
-    with (folder / f"{name}.csv").open() as lines:
-        return {(row["length"], row["width"]): row for row in csv.DictReader(lines)}
+    return {(row["length"], row["width"]): row for row in read_table(folder / f"{name}.csv")}
 
 
 @pytest.mark.slow

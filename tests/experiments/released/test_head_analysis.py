@@ -1,6 +1,5 @@
 """Head diversity of a checkpoint, and the terms of a composition of heads."""
 
-import csv
 import importlib
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
+from helpers.tables import read_table
 
 from lit_attn.attention.diagnostics import captured_variance
 from lit_attn.attention.spec import PRESETS
@@ -22,11 +22,6 @@ TEXT = "An attention layer"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_model(tmp_path_factory.mktemp("models"), windows=[4, None])
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    with path.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Memory and time of whole models, on short inputs, and their place in MGK's Table 7."""
 
-import csv
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.paths import EXPERIMENTS, ROOT
+from helpers.tables import read_table
 
 from lit_attn.bench import measure
 from lit_attn.papers.published import make_entries
@@ -30,8 +30,7 @@ def test_the_measured_costs_are_in_table_7(tmp_path: Path) -> None:
     """The file states the precision of the study; other rows stay empty."""
     out = tmp_path / "bench" / "mgk-retrieval"
     assert costs.main([*SHORT, f"--out={out}"]) == 0
-    with (out / "inference.csv").open() as lines:
-        rows = {row["variant"]: row for row in csv.DictReader(lines)}
+    rows = {row["variant"]: row for row in read_table(out / "inference.csv")}
     assert [rows["mlk-4"][key] for key in ("batch", "tokens", "precision")] == ["2", "64", "fp16"]
     assert int(rows["softmax-8"]["parameters"]) == 265_218 - 64 * (512 - 32)
     assert not show_table(tmp_path)
