@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +112,6 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     assert str(file) in second
     assert "--presets: unknown preset 'beleif'; did you mean 'belief'?" in third
     assert "--parts: these files have no part and no preset to compare" in fourth
-
-
-@pytest.mark.process
-def test_help_imports_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from lit_attn.__main__ import main\n"
-        "try:\n"
-        "    main(['doctor', '--help'])\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--short" in done.stdout
 
 
 def test_the_verdict_names_everything_that_does_not_hold() -> None:

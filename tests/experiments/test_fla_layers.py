@@ -14,11 +14,13 @@ import pytest
 import torch
 from helpers import studies
 from helpers.commands import run_python
-from helpers.fla_mixers import DIM, PLUG_IN, WIDTH, attention, fla_layers
+from helpers.fla_mixers import DIM, PLUG_IN, WIDTH, attention, count_projections, fla_layers
 from helpers.recurrences import (
     HEADS,
     convolved,
+    gated_delta,
     join_heads,
+    read_delta_parts,
     recurrence,
     rms_normed,
     split_heads,
@@ -39,7 +41,6 @@ from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.study import read_studies
 from lit_attn.models import factory
-from lit_attn.models.factory import count_flops
 from lit_attn.models.own_trial import MixerTrial, Use, try_gpu_mixers
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
@@ -150,13 +151,7 @@ def products_of(name: str, chunk: int) -> list[tuple[int, int, int]]:
 def test_declared_flops_are_those_of_the_products(name: str) -> None:
     chunk = 64
     layer = getattr(fla_layers, name)(DIM, HEADS).to("meta").requires_grad_(False)
-    expected = 0
-    for module in layer.modules():
-        if isinstance(module, nn.Linear):
-            tokens = torch.empty(1, chunk, module.in_features, device="meta")
-            expected += count_flops(module, (tokens,))
-        elif isinstance(module, nn.Conv1d):
-            expected += 2 * chunk * module.weight.numel()
+    expected = count_projections(layer, chunk)
     for rows, inner, columns in products_of(name, chunk):
         expected += HEADS * 2 * rows * inner * columns
     if name == "Mamba2":
@@ -263,30 +258,10 @@ def retention(layer: Any, x: Tensor) -> Tensor:
     return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))
 
 
-def delta_parts(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v (B, H, n, E) and beta (B, H, n, 1)."""
-    q, k, v = (
-        split_heads(
-            convolved(getattr(layer, f"{letter}_proj")(x), getattr(layer, f"{letter}_conv1d"))
-        )
-        for letter in "qkv"
-    )
-    beta = split_heads(layer.b_proj(x)).sigmoid()
-    return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta
-
-
 def delta(layer: Any, x: Tensor) -> Tensor:
-    q, k, v, beta = delta_parts(layer, x)
+    q, k, v, beta = read_delta_parts(layer, x)
     output = recurrence(q, k, v, torch.ones_like(beta), beta)
     return layer.o_proj(join_heads(rms_normed(output, layer.o_norm)))
-
-
-def gated_delta(layer: Any, x: Tensor) -> Tensor:
-    q, k, v, beta = delta_parts(layer, x)
-    log_decay = -layer.A_log.exp() * F.softplus(layer.a_proj(x) + layer.dt_bias)
-    output = recurrence(q, k, v, split_heads(log_decay).exp(), beta)
-    normed = rms_normed(output, layer.o_norm)
-    return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))
 
 
 def mamba(layer: Any, x: Tensor) -> Tensor:

@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fla_mixers import DIM, WIDTH, attention, fla_layers
-from helpers.recurrences import HEADS, convolved, join_heads, recurrence, rms_normed, split_heads
-from torch import Tensor, nn
+from helpers.fla_mixers import DIM, WIDTH, attention, count_projections, fla_layers
+from helpers.recurrences import (
+    HEADS,
+    convolved,
+    gated_delta,
+    join_heads,
+    read_delta_parts,
+    read_qkv,
+    recurrence,
+    rms_normed,
+    split_heads,
+)
+from torch import Tensor
 from torch.nn import functional as F
 
 from lit_attn.attention.layer import attn_layer
-from lit_attn.models.factory import count_flops
 
 TOKENS = 20
 
@@ -58,17 +67,6 @@ def test_parameters_are_those_of_the_papers() -> None:
         assert sum(parameter.numel() for parameter in layer.parameters()) == count, name
 
 
-def projections_of(layer: nn.Module, tokens: int) -> int:
-    total = 0
-    for module in layer.modules():
-        if isinstance(module, nn.Linear):
-            x = torch.empty(1, tokens, module.in_features, device="meta")
-            total += count_flops(module, (x,))
-        elif isinstance(module, nn.Conv1d):
-            total += 2 * tokens * module.weight.numel()
-    return total
-
-
 @pytest.mark.parametrize("name", ["KDA", "DeltaProduct", "RWKV7"])
 def test_declared_flops_are_those_of_the_products(name: str) -> None:
     """Sizes (m, k, n) of the products of a chunk of 64 keys in each head."""
@@ -83,7 +81,7 @@ def test_declared_flops_are_those_of_the_products(name: str) -> None:
     if name == "RWKV7":
         # b^T u beside k^T v, two more products of queries and keys, and two weighted sums.
         products += [(key, chunk, value), *[(chunk, key, chunk)] * 2, *[(chunk, chunk, value)] * 2]
-    expected = projections_of(layer, chunk)
+    expected = count_projections(layer, chunk)
     for rows, inner, columns in products:
         expected += HEADS * 2 * rows * inner * columns
     expected += keys * HEADS * chunk * (chunk * chunk // 3)
@@ -108,9 +106,8 @@ def test_nsa_needs_sixteen_heads_of_each_key_head() -> None:
     assert layer.layer.window_size == 0
     # 4 blocks, 128 keys of them and no window: fewer than 16 blocks of 64 keys.
     attended = 128 * 16 * (2 + 128) * 4 * 8
-    assert (
-        layer.flops(128) == projections_of(layer.to("meta").requires_grad_(False), 128) + attended
-    )
+    on_meta = layer.to("meta").requires_grad_(False)
+    assert layer.flops(128) == count_projections(on_meta, 128) + attended
     with pytest.raises(
         ValueError, match=r"NSA needs 16, 32, 64, \.\.\. heads of each key head, not"
     ):
@@ -122,31 +119,12 @@ def test_nsa_needs_sixteen_heads_of_each_key_head() -> None:
 # The recurrences of the papers, with the weights of fla's layers.
 
 
-def read_qkv(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """Return q, k and v (B, n, channels) after their short convolutions."""
-    return tuple(
-        convolved(getattr(layer, f"{letter}_proj")(x), getattr(layer, f"{letter}_conv1d"))
-        for letter in "qkv"
-    )
-
-
 def kda(layer: Any, x: Tensor) -> Tensor:
-    q, k, v = (split_heads(part) for part in read_qkv(layer, x))
-    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    q, k, v, beta = read_delta_parts(layer, x)
     steps = split_heads(F.softplus(layer.f_proj(x) + layer.dt_bias))
     decay = (-layer.A_log.exp()[:, None, None] * steps).exp()
-    beta = split_heads(layer.b_proj(x)).sigmoid()
     normed = rms_normed(recurrence(q, k, v, decay, beta), layer.o_norm)
     return layer.o_proj(join_heads(normed) * layer.g_proj(x).sigmoid())
-
-
-def gated_delta(layer: Any, x: Tensor) -> Tensor:
-    q, k, v = (split_heads(part) for part in read_qkv(layer, x))
-    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    log_decay = -layer.A_log.exp() * F.softplus(layer.a_proj(x) + layer.dt_bias)
-    beta = split_heads(layer.b_proj(x)).sigmoid()
-    normed = rms_normed(recurrence(q, k, v, split_heads(log_decay).exp(), beta), layer.o_norm)
-    return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))
 
 
 def delta_product(layer: Any, x: Tensor) -> Tensor:

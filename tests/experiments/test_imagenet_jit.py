@@ -20,15 +20,10 @@ from lit_attn.signatures import ImageLabels
 
 load_parts([EXPERIMENTS / "imagenet_jit" / "imagenet_jit.py"])
 config = importlib.import_module("imagenet_jit")
-networks = config
 
 IMAGENET = ImageNet()
 
 TINY = {"dim": 32, "depth": 2, "heads": 2}
-
-
-def parameters(model: Any) -> int:
-    return count(build(model, IMAGENET, "meta"))
 
 
 def jit_b(attention: str, width: int) -> Any:
@@ -37,14 +32,7 @@ def jit_b(attention: str, width: int) -> Any:
 
 def test_jit_b_as_a_classifier_has_its_count() -> None:
     """The count is that of blocks, adaLN, bottleneck, final norm and head."""
-    assert parameters(config.JiTConfig()) == 128_539_624
-
-
-@pytest.mark.parametrize(
-    ("attention", "width", "more"), [("belief-star", 1792, 3_072), ("belief2", 1536, -3_072)]
-)
-def test_the_papers_ffn_widths_match_jits_parameters(attention: str, width: int, more: int) -> None:
-    assert parameters(jit_b(attention, width)) == parameters(jit_b("standard", 2048)) + more
+    assert count(build(config.JiTConfig(), IMAGENET, "meta")) == 128_539_624
 
 
 @pytest.mark.parametrize(("attention", "width"), [("belief-star", 1792), ("belief2", 1536)])
@@ -64,9 +52,9 @@ def test_flops_equal_a_count_by_hand() -> None:
 
 def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
     torch.manual_seed(0)
-    network = networks.JiTClassifier(config.JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
+    network = config.JiTClassifier(config.JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     x = torch.randn(2, 16, 32)
-    turned = networks.axial(4, 4, 16)
+    turned = config.axial(4, 4, 16)
     torch.testing.assert_close(network.blocks[0](x, torch.randn(2, 32), turned), x)
     optimizer = torch.optim.SGD(network.parameters(), 0.5)
     images = torch.randn(8, 3, 16, 16)
@@ -86,7 +74,7 @@ def test_a_jit_block_starts_as_the_identity_and_learns() -> None:
 def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.double)
-    turned = networks.axial(4, 5, 16)
+    turned = config.axial(4, 5, 16)
     everywhere = [rotate(x.expand(1, 1, 20, 16), turned) for x in (q, k)]
     logits = (everywhere[0] @ everywhere[1].mT).view(4, 5, 4, 5)
     # From (row, column) to one row down and two columns right, wherever one starts.
@@ -96,7 +84,7 @@ def test_axial_positions_see_only_differences_of_rows_and_columns() -> None:
 
 
 def test_jit_normalises_and_turns_queries_and_keys() -> None:
-    network = networks.JiTClassifier(config.JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
+    network = config.JiTClassifier(config.JiTConfig(**TINY, patch=4), (3, 16, 16), 3)
     attention = network.blocks[0].attn
     assert isinstance(attention, Attention)
     assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (16,)
@@ -105,7 +93,7 @@ def test_jit_normalises_and_turns_queries_and_keys() -> None:
 
 
 def test_without_ffn_every_block_contains_only_attention() -> None:
-    network = networks.JiTClassifier(config.JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta")
+    network = config.JiTClassifier(config.JiTConfig(**TINY, ffn=None), (3, 32, 32), 3, "meta")
     assert not any("ffn" in name for name, _ in network.named_parameters())
     assert network.blocks[0].modulation.out_features == 3 * 32
 

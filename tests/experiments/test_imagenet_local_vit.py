@@ -20,7 +20,6 @@ from lit_attn.signatures import ImageLabels
 
 load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
 config = importlib.import_module("imagenet_local_vit")
-networks = config
 
 # The released LocalViT code builds, in each of 12 layers, two 6 x 6 Linears and two BatchNorms that
 # nothing uses; its published counts hold them.
@@ -49,7 +48,7 @@ def test_local_vit_has_its_published_count(attention: AttentionSpec, published: 
 
 def test_the_local_ffn_equals_a_plain_implementation() -> None:
     torch.manual_seed(0)
-    ffn = networks.LocalFFN(4, 6).double()
+    ffn = config.LocalFFN(4, 6).double()
     x = torch.randn(2, 10, 4, dtype=torch.double)
     hidden = nn.functional.hardswish(x[:, 1:] @ ffn.fc1.weight.T)
     out = torch.zeros(2, 9, 6, dtype=torch.double)

@@ -1,5 +1,7 @@
 """Recurrences of layers of flash-linear-attention, one token after the other, on any device."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,3 +62,27 @@ def recurrence(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | No
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], value)
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t], state))
     return torch.stack(outputs, dim=2) * k.shape[-1] ** -0.5
+
+
+def read_qkv(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Return q, k and v (B, n, channels) of one of fla's layers after their short convolutions."""
+    return tuple(
+        convolved(getattr(layer, f"{letter}_proj")(x), getattr(layer, f"{letter}_conv1d"))
+        for letter in "qkv"
+    )
+
+
+def read_delta_parts(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v (B, H, n, E) and beta (B, H, n, 1) of a layer with a delta rule."""
+    q, k, v = (split_heads(part) for part in read_qkv(layer, x))
+    beta = split_heads(layer.b_proj(x)).sigmoid()
+    return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta
+
+
+def gated_delta(layer: Any, x: Tensor) -> Tensor:
+    """Return the output of fla's GatedDeltaNet."""
+    q, k, v, beta = read_delta_parts(layer, x)
+    log_decay = -layer.A_log.exp() * F.softplus(layer.a_proj(x) + layer.dt_bias)
+    output = recurrence(q, k, v, split_heads(log_decay).exp(), beta)
+    normed = rms_normed(output, layer.o_norm)
+    return layer.o_proj(join_heads(normed) * F.silu(layer.g_proj(x)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 
 from lit_attn.schema.errors import ConfigError
@@ -16,11 +15,6 @@ from lit_attn.schema.yaml_text import format_yaml
 
 load_parts([EXPERIMENTS / "released" / "evaluation_harness.py"])
 harness = importlib.import_module("evaluation_harness")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_model(tmp_path_factory.mktemp("models"))
 
 
 def log_p(loaded: object, ids: list[int]) -> torch.Tensor:

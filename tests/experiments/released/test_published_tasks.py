@@ -1,6 +1,5 @@
 """The scorer of DCMHA's tasks: answers, shots, scores by hand, tables, bad input."""
 
-import csv
 import importlib
 import json
 import math
@@ -10,6 +9,7 @@ import pytest
 import torch
 from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS, SHARED
+from helpers.tables import read_table
 from torch.nn.functional import one_hot
 
 from lit_attn.__main__ import main as command_line
@@ -24,20 +24,10 @@ TEXT = "\n< Ann has tea. >. Ann has a kind of drink\n< Bo has a cat. >. Bo has a
 TEXT += "\n< Cy has a bus. >. At [ 5 o'clock ]\n"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_model(tmp_path_factory.mktemp("models"))
-
-
 def write_tasks(path: Path, *texts: str) -> Path:
     lines = [json.dumps({"task_id": f"task{i // 2}", "texts": t}) for i, t in enumerate(texts)]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    with path.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 def test_answers_are_words_in_brackets_after_their_examples() -> None:

@@ -37,12 +37,7 @@ def save_neox(folder: Path, **changes: Any) -> torch.nn.Module:
     """Save a GPT-NeoX with random weights, also in norms and biases, and return it in float64."""
     torch.manual_seed(0)
     config = transformers.GPTNeoXConfig(**SIZES | changes)
-    model = transformers.GPTNeoXForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    model.save_pretrained(folder)
-    return model.double().eval()
+    return save_random(transformers.GPTNeoXForCausalLM(config), folder)
 
 
 def save_gpt2(folder: Path, **changes: Any) -> torch.nn.Module:
@@ -50,12 +45,17 @@ def save_gpt2(folder: Path, **changes: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2}
     config = transformers.GPT2Config(**sizes | {"n_head": 3} | changes)
-    model = transformers.GPT2LMHeadModel(config)
+    return save_random(transformers.GPT2LMHeadModel(config), folder)
+
+
+def save_random(model: Any, folder: Path) -> torch.nn.Module:
+    """Change all weights of a model at random, save it, and return it in float64."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder)
-    return model.double().eval()
+    float64: torch.nn.Module = model.double().eval()
+    return float64
 
 
 def tokens() -> Tensor:
@@ -201,7 +201,7 @@ def test_windows_follow_the_class() -> None:
     assert released.dcformer_model({**keys, "window_size": None})["windows"] == [None]
 
 
-def composed_state(kind: str) -> dict[str, Tensor]:
+def composed_state() -> dict[str, Tensor]:
     """Return zeros under the names of a released class with separate q, k and v."""
     shapes = {
         "tok_embeddings.weight": (20, 16),
@@ -228,7 +228,7 @@ def save_dcformer(folder: Path, **changes: Any) -> None:
     folder.mkdir()
     config = {"model_type": "dcformer", "intermediate_size": 24, **COMPOSED, **changes}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(composed_state("dcformer"), folder / "model.safetensors")
+    save_file(composed_state(), folder / "model.safetensors")
 
 
 def test_separate_projections_of_dcformer_are_joined(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.language_models import train_model
 from helpers.paths import EXPERIMENTS
 
 from lit_attn.papers.published import make_entries
@@ -17,11 +16,6 @@ from lit_attn.schema.plugins import load_parts
 
 load_parts([EXPERIMENTS / "released" / "text_perplexity.py"])
 perplexity = importlib.import_module("text_perplexity")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_model(tmp_path_factory.mktemp("models"))
 
 
 def write_lines(path: Path, *records: object) -> Path:
