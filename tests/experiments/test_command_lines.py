@@ -1,19 +1,17 @@
 """Every script of experiments/ refuses a wrong command line in one line, with exit code 2."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from helpers.paths import EXPERIMENTS
+from helpers.commands import run_python
+from helpers.paths import EXPERIMENTS, ROOT
 
-SCRIPTS = [path for path in sorted(EXPERIMENTS.glob("*.py")) if "__main__" in path.read_text()]
 
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_wrong_option_is_one_line(script: Path) -> None:
-    command = [sys.executable, str(script), "--bogus"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"python experiments/{script.name}: ")
+@pytest.mark.process
+def test_a_wrong_option_is_one_line() -> None:
+    scripts = [path for path in EXPERIMENTS.glob("*/*.py") if "OneLineParser(" in path.read_text()]
+    assert len(scripts) > 8
+    for script in scripts:
+        name = script.relative_to(ROOT).as_posix()
+        done = run_python(ROOT, name, "--bogus")
+        assert done.returncode == 2, name
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith(f"python {name}: ")
