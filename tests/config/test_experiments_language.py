@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 from helpers.shipped import shipped_matrix, shipped_studies
-from helpers.training_cells import folder_of
+from helpers.training_cells import folder_of, make_cell
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Result
@@ -16,6 +16,8 @@ from lit_attn.models import factory
 from lit_attn.schema.plugins import load_parts
 from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
+
+pytestmark = pytest.mark.slow
 
 LANGUAGE = [
     name
@@ -52,9 +54,7 @@ def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
             experiment["schedule"][key] *= share
     short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": "none"}
     experiment["training"] |= short
-    metric = {"name": "val/loss", "goal": "min", "scale": 1}
-    cell = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
-    return Cell.model_validate(cell)
+    return make_cell(experiment, metric={"name": "val/loss", "goal": "min", "scale": 1})
 
 
 def train(cell: Cell, root: Path) -> dict[str, float]:
@@ -63,7 +63,6 @@ def train(cell: Cell, root: Path) -> dict[str, float]:
     return Result.model_validate_json((folder / "result.json").read_text()).metrics
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
     [("gpt2/fineweb", 50_257), ("gpt2/openwebtext", 50_257), ("pile_dcmha/405m", 50_257)],
@@ -78,7 +77,6 @@ def test_language_models_train(name: str, vocabulary: int, tmp_path: Path) -> No
     assert metrics["val/loss"] == pytest.approx(np.log(vocabulary), rel=0.2)
 
 
-@pytest.mark.slow
 def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     model = {**MODEL, "ffn": {"width": 16, "activation": "swiglu"}}
     cell = tiny("pile_dcmha/overhead.yaml", tmp_path, data=STREAM, model=model)
@@ -88,7 +86,6 @@ def test_the_experiment_that_measures_speed_trains(tmp_path: Path) -> None:
     assert metrics["val/loss"] == pytest.approx(np.log(50_304), rel=0.2)
 
 
-@pytest.mark.slow
 def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     shards(tmp_path, 60)
     data = {**STREAM, "tokenizer": {"kind": "words", "size": 60}}
@@ -103,7 +100,6 @@ def test_the_model_of_wikitext_trains(tmp_path: Path) -> None:
     assert train(cell, tmp_path)["val/perplexity"] == pytest.approx(expected, rel=0.4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -126,7 +122,6 @@ def test_sequence_classifiers_train(name: str, data: dict[str, Any], tmp_path: P
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_every_cell_of_a_language_study_is_a_model(name: str) -> None:
     matrix = shipped_matrix(name)

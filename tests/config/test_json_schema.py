@@ -12,6 +12,8 @@ from jsonschema import Draft202012Validator
 
 from lit_attn.config.source import load
 
+pytestmark = pytest.mark.process
+
 PLUGINS = sorted(
     path
     for path in ROOT.glob("experiments/*/*.py")
@@ -42,7 +44,6 @@ def problems(name: str, tree: Any) -> list[str]:
     return [error.json_path for error in validators()[name].iter_errors(tree)]
 
 
-@pytest.mark.process
 def test_every_shipped_file_is_valid() -> None:
     number = 0
     folders = (ROOT / "experiments", ROOT / "lit_attn" / "starter")
@@ -62,7 +63,6 @@ def test_every_shipped_file_is_valid() -> None:
 EXPERIMENT = ROOT / "experiments" / "digits_vit.yaml"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
@@ -77,7 +77,6 @@ def test_a_mistake_is_marked(changes: dict[str, Any], place: str) -> None:
     assert problems("experiment", read(EXPERIMENT) | changes) == [place]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "attention",
     [
@@ -98,7 +97,6 @@ def test_the_forms_of_a_choice_are_valid(attention: Any) -> None:
     assert problems("experiment", tree) == ["$.model"]
 
 
-@pytest.mark.process
 def test_the_keys_of_a_variant_and_of_a_study_are_known() -> None:
     schema = validators()["study"].schema
     override = schema["$defs"]["Override"]["properties"]

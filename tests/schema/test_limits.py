@@ -117,8 +117,3 @@ def test_hostile_json_is_one_line(text: str, message: str) -> None:
         parse_json(text, "file")
     assert message in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_a_second_document_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^file:2: not YAML: a second document"):
-        parse_plain("a: 1\n--- 2\n", "file")
