@@ -16,10 +16,9 @@ from helpers.runs import (
     wait_until,
 )
 
-pytestmark = pytest.mark.usefixtures("retry_at_once")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("retry_at_once")]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("name", ["tmp", "x" * 100])
 def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name: str) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
@@ -35,7 +34,6 @@ def test_tmpdir_may_be_long_and_may_be_cleaned_during_a_run(tmp_path: Path, name
     assert count_runs(tmp_path) == {"gated/0": 1, "ok/0": 1}
 
 
-@pytest.mark.process
 def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with start_cli(tmp_path, "--jobs", "1") as process:
@@ -47,7 +45,6 @@ def test_a_run_goes_on_without_a_reader_of_its_output(tmp_path: Path) -> None:
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
-@pytest.mark.process
 def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_disk: Path) -> None:
     studies.write(tmp_path, make_body("gated", "ok"))
     with (small_disk / "log").open("w") as log, start_cli(tmp_path, stdout=log) as process:
@@ -63,7 +60,6 @@ def test_a_run_goes_on_when_the_disk_of_its_log_is_full(tmp_path: Path, small_di
     assert count_runs(tmp_path) == {"gated/0": 1, "gated/1": 1, "ok/0": 1, "ok/1": 1}
 
 
-@pytest.mark.process
 def test_an_ascii_terminal_gets_the_tables(tmp_path: Path) -> None:
     studies.write(tmp_path, make_body("ok"))
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}

@@ -31,7 +31,7 @@ from lit_attn.ablate.launch import Launcher
 from lit_attn.ablate.runner import Runner
 from lit_attn.ablate.slots import Slots, make_slots
 from lit_attn.cells import folder, lock
-from lit_attn.cells.lock import BUSY, hold_lock, read_holder
+from lit_attn.cells.lock import BUSY, read_holder
 from lit_attn.config.cell import Cell
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
@@ -101,15 +101,6 @@ def test_a_result_with_another_identity_does_not_count(tmp_path: Path) -> None:
     assert mine.state() == "unreadable"
     run([mine])
     assert mine.state() == "done"
-
-
-def test_states_of_an_attempt_without_record(tmp_path: Path) -> None:
-    job = jobs(tmp_path, "ok")[0]
-    assert job.state() == "missing"
-    folder.create_attempt(job.folder)
-    assert job.state() == "interrupted"
-    with hold_lock(job.folder):
-        assert job.state() == "running"
 
 
 def test_an_unwritable_cell_folder_only_affects_its_cell(tmp_path: Path) -> None:

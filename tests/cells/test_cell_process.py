@@ -19,7 +19,7 @@ from helpers.runs import (
     wait_until,
 )
 
-from lit_attn.cells import folder, lock
+from lit_attn.cells import folder
 from lit_attn.cells.ranks import OOM_SCORE
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
@@ -39,17 +39,18 @@ def processes_below(path: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["ok", "crash", "killed", "stuck"])
-def test_no_process_outlives_its_cell(end: str, tmp_path: Path) -> None:
+def test_no_process_outlives_its_cell(tmp_path: Path) -> None:
     """A process in a separate session ends too, however the cell ends."""
-    studies.write(tmp_path, make_body(f"daemon-{end}"))
+    names = [f"daemon-{end}" for end in ("ok", "crash", "killed", "stuck")]
+    studies.write(tmp_path, make_body(*names))
     environment = os.environ | {"TEST_FOLDER": str(tmp_path)}
-    stall = ("--stall", "0.1") if end == "stuck" else ()
-    with start_cli(
-        tmp_path, "--seeds", "0,", *stall, environment=environment, has_own_server=True
-    ) as process:
-        assert process.wait(TIMEOUT) == (0 if end == "ok" else 1)
-        assert list((tmp_path / "runs").glob("*/*/*/child.pid"))
+    options = ("--seeds", "0,", "--stall", "0.1")
+    with start_cli(tmp_path, *options, environment=environment, has_own_server=True) as process:
+        assert process.wait(TIMEOUT) == 1
+        children = {path.parts[-3] for path in (tmp_path / "runs").glob("*/*/*/child.pid")}
+        assert children == set(names)
+        results = [path.parts[-3] for path in (tmp_path / "runs").glob("*/*/*/result.json")]
+        assert results == ["daemon-ok"]
         wait_until(lambda: not processes_below(tmp_path))
 
 
@@ -66,22 +67,18 @@ def test_kill_9_of_the_runner_leaves_no_process_in_its_own_session(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variant", "failure", "message"),
-    [
-        ("parricide", "killed", "ended by SIGKILL"),
-        ("exit", "error", "exit code 0 without a result"),
-        ("silent", "error", "exit code 0 without a result"),
-    ],
-)
-def test_a_cell_that_ends_its_processes_fails_alone(
-    variant: str, failure: str, message: str, tmp_path: Path
-) -> None:
+def test_a_cell_that_ends_its_processes_fails_alone(tmp_path: Path) -> None:
     """Another cell, forked from the same server, has a result after its first attempt."""
-    cells = jobs(tmp_path, variant, "brief")
-    summary, _ = run(cells)
-    assert {outcome.job.variant for outcome in summary.failed} == {variant}
+    expected = {
+        "parricide": ("killed", "ended by SIGKILL"),
+        "exit": ("error", "exit code 0 without a result"),
+        "silent": ("error", "exit code 0 without a result"),
+    }
+    summary, _ = run(jobs(tmp_path, *expected, "brief"))
+    assert {outcome.job.variant for outcome in summary.failed} == expected.keys()
+    assert len(summary.failed) == 2 * len(expected)
     for outcome in summary.failed:
+        failure, message = expected[outcome.job.variant]
         assert outcome.failure == failure
         assert outcome.message.startswith(message)
     assert count_runs(tmp_path)["brief/0"] == count_runs(tmp_path)["brief/1"] == 1
@@ -130,22 +127,6 @@ def test_the_out_of_memory_killer_ends_the_leaking_cell_alone(tmp_path: Path) ->
     runs = count_runs(tmp_path)
     assert runs["gated/0"] == runs["brief/0"] == 1
     assert "ended by SIGKILL" in output
-
-
-def test_a_dead_holder_on_another_machine_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner watches the holder's heartbeat; the cell does not watch it a second time."""
-    monkeypatch.setattr(lock, "HEARTBEAT", 0.2)
-    monkeypatch.setattr(lock, "STALE_AFTER", 1.0)
-    (job, *_) = jobs(tmp_path, "ok")
-    job.folder.mkdir(parents=True)
-    holder = lock.LockHolder(host="elsewhere", boot="b", pid=1, started="1")
-    (job.folder / "lock").write_text(holder.model_dump_json())
-    assert job.state() == "running"
-    summary, _ = run([job])
-    assert summary.failed == []
-    assert job.state() == "done"
 
 
 def test_linked_attempts_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """Changes of plug-ins and data since a result, found without reading the data."""
 
-import importlib
 import os
 import shutil
 import sys
@@ -191,21 +190,6 @@ def test_a_module_that_a_plug_in_imports_from_its_folder_counts(
         neighbour.write_text("value = 2\n")
         assert find_change(inputs) == f"{neighbour} has changed"
         neighbour.write_text("value = 1\n")
-
-
-def test_a_module_in_the_working_directory_counts(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`python -m lit_attn` finds such a module without `parts`."""
-    path = tmp_path / "unnamed.py"
-    path.write_text("value = 1\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("unnamed")
-    inputs = collect(files)
-    path.write_text("value = 2\n")
-    assert find_change(inputs) == f"{path} has changed"
-    del sys.modules["unnamed"]
 
 
 def expand_with_results(path: Path, files: dict[str, Path]) -> Matrix:

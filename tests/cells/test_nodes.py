@@ -5,7 +5,6 @@ tests/slurm/test_nodes.py runs cells on the nodes of a real SLURM.
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.fake_squeue import install_command
 from helpers.runs import wait_until
 
 from lit_attn.cells import nodes
@@ -49,15 +49,6 @@ def test_the_end_of_a_rank_is_read_from_srun(line: str, end: tuple[str, int, int
     assert read_task_end(line) == end
 
 
-def install_srun(path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program `srun` on PATH."""
-    (path / "bin").mkdir()
-    command = path / "bin" / "srun"
-    command.write_text(f"#!/bin/bash\n{script}\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
-
-
 @pytest.fixture(autouse=True)
 def restored_signals() -> Iterator[None]:
     """Restore the handlers of the signals that a cell passes on to its ranks."""
@@ -74,7 +65,7 @@ def run_on_nodes(attempt: Path) -> int:
 def test_the_rank_that_failed_first_is_named_with_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    install_srun(tmp_path, monkeypatch, f"echo '{KILLED_RANK}' >&2; exit 143")
+    install_command(tmp_path, monkeypatch, "srun", f"echo '{KILLED_RANK}' >&2; exit 143")
     (tmp_path / "log.rank1.txt").write_text("step 3\n")
     assert run_on_nodes(tmp_path) == 128 + signal.SIGKILL
     end = describe_end(137, capfd.readouterr().err)
@@ -94,7 +85,7 @@ def test_a_node_that_srun_waits_for_is_lost(
 ) -> None:
     """Rank 0 lost its connection, and nothing is known about the rank on the other node."""
     script = "echo 'srun: error: node0: task 0: Exited with exit code 1' >&2; exec sleep 1000"
-    install_srun(tmp_path, monkeypatch, script)
+    install_command(tmp_path, monkeypatch, "srun", script)
     (tmp_path / "node0.alive").write_text("node0")
     (tmp_path / "node1.alive").write_text("node1")
     monkeypatch.setattr(nodes, "SETTLE", 0.5)
@@ -110,7 +101,7 @@ def test_a_silent_node_is_lost_while_another_one_answers(
 ) -> None:
     """After a power cut no connection is closed, and no rank ends."""
     loop = f"while :; do touch {tmp_path}/node0.alive; sleep 0.05; done"
-    install_srun(tmp_path, monkeypatch, loop)
+    install_command(tmp_path, monkeypatch, "srun", loop)
     (tmp_path / "node0.alive").write_text("node0")
     (tmp_path / "node1.alive").write_text("node1")
     monkeypatch.setattr(nodes, "BEAT", 0.1)
@@ -124,7 +115,7 @@ def test_no_node_is_lost_while_all_are_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network disk that does not answer for a while is not the fault of a node."""
-    install_srun(tmp_path, monkeypatch, "sleep 1")
+    install_command(tmp_path, monkeypatch, "srun", "sleep 1")
     for node in ("node0", "node1"):
         (tmp_path / f"{node}.alive").write_text(node)
     monkeypatch.setattr(nodes, "BEAT", 0.05)
@@ -136,32 +127,30 @@ def test_srun_that_cannot_start_the_ranks_is_a_lost_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     error = "srun: error: Task launch for StepId=7.0 failed on node node1: Communication failure"
-    install_srun(tmp_path, monkeypatch, f"echo '{error}' >&2; exit 1")
+    install_command(tmp_path, monkeypatch, "srun", f"echo '{error}' >&2; exit 1")
     assert run_on_nodes(tmp_path) == LOST_NODE
     end = describe_end(LOST_NODE, capfd.readouterr().err)
     assert (end.failure, end.message) == ("killed", f"srun could not run the ranks: {error}")
 
 
-def test_signals_reach_the_ranks_through_srun(tmp_path: Path) -> None:
+def test_signals_reach_the_ranks_through_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM becomes SIGUSR2, which srun passes on; SIGABRT becomes SIGUSR1."""
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "srun"
-    command.write_text(
-        "#!/bin/bash\n"
+    script = (
         f"trap 'echo USR1 >> {tmp_path}/signals' USR1\n"
         f"trap 'echo USR2 >> {tmp_path}/signals; exit 0' USR2\n"
         f"touch {tmp_path}/ready\n"
         "while :; do sleep 0.02; done\n"
     )
-    command.chmod(0o755)
+    install_command(tmp_path, monkeypatch, "srun", script)
     code = (
         "import sys\n"
         "from pathlib import Path\n"
         "from lit_attn.cells.nodes import run_on_nodes\n"
         "sys.exit(run_on_nodes(2, 2, [], Path(sys.argv[1]), lambda: None))\n"
     )
-    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}"}
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:
         wait_until((tmp_path / "ready").exists)
         process.send_signal(signal.SIGABRT)
         wait_until((tmp_path / "signals").exists)

@@ -121,6 +121,16 @@ def test_kill_9_of_any_process_leaves_none(victim: str, tmp_path: Path) -> None:
         assert (ended.failure, ended.rank) == ("killed", 1 if victim == "rank 1" else 0)
 
 
+def run_code(folder: Path, code: str) -> int:
+    """Run the code with this folder in a process that has imported ranks; return its exit code."""
+    imports = (
+        "import os, signal, sys, time; from pathlib import Path; from lit_attn.cells import ranks"
+    )
+    start = f"{imports}\nfolder = Path(sys.argv[1])\n"
+    command = [sys.executable, "-c", start + code, str(folder)]
+    return subprocess.run(command, check=False, timeout=TIMEOUT).returncode
+
+
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
@@ -160,60 +170,34 @@ def test_too_many_devices_are_reported_before_anything_runs(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
-def test_devices_must_share_a_batch_evenly(tmp_path: Path) -> None:
-    studies.write(tmp_path, "set: {training.devices: 3}\n" + make_body("ok"))
-    with start_cli(tmp_path, "--dry-run") as process:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 2
-    assert "devices: 3 cannot share a batch of 64 evenly" in output
-    assert output.startswith("ablations.yaml:")
-
-
-def test_devices_are_no_part_of_the_identity(tmp_path: Path) -> None:
-    (two,) = jobs(tmp_path, "ok")
-    (one,) = expand(studies.study(tmp_path, make_body("ok")), tmp_path / "runs", seeds=(0,)).jobs
-    assert one.identity == two.identity
-
-
 def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys, time\n"
-        "from pathlib import Path\n"
-        "from lit_attn.cells.ranks import run_ranks\n"
-        "folder = Path(sys.argv[1])\n"
         "def body(): (folder / str(os.getpid())).touch(), time.sleep(1000)\n"
         "def end():\n"
         "    while len(list(folder.iterdir())) < 2: time.sleep(0.01)\n"
         "    if folder.name == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
         "    sys.exit(3)\n"
-        "run_ranks(2, body, None, end)\n"
+        "ranks.run_ranks(2, body, None, end)\n"
     )
     for how, returncode in (("kill", -signal.SIGKILL), ("leave", 3)):
         (tmp_path / how).mkdir()
-        done = subprocess.run([sys.executable, "-c", code, tmp_path / how], check=False)
-        assert done.returncode == returncode
+        assert run_code(tmp_path / how, code) == returncode
         pids = [int(path.name) for path in (tmp_path / how).iterdir()]
         wait_until(lambda pids=pids: not any(map(is_alive, pids)))
 
 
-def test_ranks_that_end_by_a_signal_have_failed() -> None:
+def test_ranks_that_end_by_a_signal_have_failed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\n"
-        "from lit_attn.cells import ranks\n"
         "def body(): os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.exit(ranks.run_ranks(2, body, None, lambda: None))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False)
-    assert done.returncode == 143
+    assert run_code(tmp_path, code) == 143
 
 
 def test_sigterm_during_the_start_of_a_rank_reaches_it(tmp_path: Path) -> None:
     """The signal to the parent arrives before the parent has a handler for it."""
     code = (
-        "import os, signal, sys, time\n"
-        "from pathlib import Path\n"
-        "from lit_attn.cells import ranks\n"
-        "ready = Path(sys.argv[1]) / 'ready'\n"
+        "ready = folder / 'ready'\n"
         "def body():\n"
         "    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
         "    ready.touch()\n"
@@ -223,8 +207,7 @@ def test_sigterm_during_the_start_of_a_rank_reaches_it(tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.exit(ranks.run_ranks(1, body, None, start_heartbeat))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert done.returncode == 7
+    assert run_code(tmp_path, code) == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -252,17 +235,13 @@ def test_a_signal_during_the_start_of_a_cell_ends_it(number: signal.Signals) -> 
 def test_a_rank_that_had_to_be_killed_did_not_fail_first(tmp_path: Path) -> None:
     """One rank lost its connection, and the other waits for ever."""
     code = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from lit_attn.cells import ranks\n"
         "def body():\n"
         "    if os.environ['LOCAL_RANK'] == '0': raise RuntimeError('Connection closed by peer')\n"
         "    time.sleep(1000)\n"
         "ranks.SETTLE = 0.1\n"
-        "sys.exit(ranks.run_ranks(2, body, Path(sys.argv[1]), lambda: None))\n"
+        "sys.exit(ranks.run_ranks(2, body, folder, lambda: None))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert done.returncode == 1
+    assert run_code(tmp_path, code) == 1
     assert "Connection closed by peer" in folder.read_log_tail(tmp_path)
 
 
@@ -287,21 +266,14 @@ def test_failures_of_ranks_are_classified_from_the_log() -> None:
 def test_a_rank_that_exits_early_with_0_failed_first(call: str, early: int, tmp_path: Path) -> None:
     """The other rank would wait for it, or blame it for a lost connection."""
     code = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from lit_attn.cells import ranks\n"
         "def body():\n"
         f"    if os.environ['LOCAL_RANK'] == '{early}': print('leaving', flush=True); {call}\n"
         "    time.sleep(1000)\n"
         "ranks.SETTLE = 0.1\n"
-        "attempt = Path(sys.argv[1])\n"
-        "ranks.redirect_output(attempt / 'log.txt')\n"
-        "sys.exit(ranks.run_ranks(2, body, attempt, lambda: None))\n"
+        "ranks.redirect_output(folder / 'log.txt')\n"
+        "sys.exit(ranks.run_ranks(2, body, folder, lambda: None))\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, check=False, timeout=TIMEOUT)
-    tail = folder.read_log_tail(tmp_path)
-    end = describe_end(done.returncode, tail)
+    end = describe_end(run_code(tmp_path, code), folder.read_log_tail(tmp_path))
     assert (end.failure, end.rank) == ("error", early)
     assert end.message.startswith("exit code 0 without a result; its log ends: ")
     assert end.message.endswith("leaving")
@@ -310,14 +282,12 @@ def test_a_rank_that_exits_early_with_0_failed_first(call: str, early: int, tmp_
 def test_a_rank_may_end_long_before_another_one(tmp_path: Path) -> None:
     """Rank 0 writes the weights while the other ranks have nothing to do any more."""
     code = (
-        "import os, sys, time\n"
-        "from lit_attn.cells import ranks\n"
         "def body():\n"
         "    if os.environ['LOCAL_RANK'] == '0': time.sleep(0.5)\n"
         "ranks.SETTLE = 0.1\n"
         "sys.exit(ranks.run_ranks(2, body, None, lambda: None))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_code(tmp_path, code) == 0
 
 
 def test_a_cell_that_exits_with_the_code_of_a_lost_server_has_failed(
