@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import slurm_cluster, studies
+from helpers import designs, slurm_cluster, studies
 from helpers.runs import TIMEOUT, count_runs, list_holders, make_body, start_cli, wait_until
 
 from lit_attn.ablate.slurm.queue import NAME
 from lit_attn.cells import folder
+from lit_attn.cells.screening import Screening
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 SLURM = ("--launcher", "slurm")
@@ -60,7 +62,6 @@ def messages(path: Path) -> list[str]:
     return [end.message for end in ends if end is not None]
 
 
-@pytest.mark.process
 def test_missing_cells_are_submitted_and_followed_to_their_ends(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -78,7 +79,6 @@ def test_missing_cells_are_submitted_and_followed_to_their_ends(
     assert count_runs(tmp_path)["ok/0"] == 1
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_jobs_survive_the_terminal_and_are_followed_again(
     tmp_path: Path, cluster: dict[str, str], number: signal.Signals
@@ -100,7 +100,6 @@ def test_jobs_survive_the_terminal_and_are_followed_again(
     assert count_runs(tmp_path) == {"gated/0": 1}
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -124,7 +123,6 @@ def test_a_preempted_or_timed_out_job_saves_and_is_requeued(
     assert len(list((tmp_path / "runs").glob("*/.slurm/*/batch.json"))) == 1
 
 
-@pytest.mark.process
 def test_cancelled_jobs_save_and_continue_after_a_new_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -144,7 +142,6 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.process
 def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -162,7 +159,6 @@ def test_a_job_that_ends_without_a_record_gets_the_state_of_slurm(
     assert "no-such-command" in output
 
 
-@pytest.mark.process
 def test_a_submission_that_slurm_refuses_is_one_error_line(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -174,7 +170,6 @@ def test_a_submission_that_slurm_refuses_is_one_error_line(
     assert call(tmp_path, cluster | {"SBATCH_PARTITION": "main"})[0] == 0
 
 
-@pytest.mark.process
 def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> None:
     studies.write(tmp_path, make_body("ok") + "\nslurm: {cpus: 2, mem: 500M, time: 1:30:00}")
     assert call(tmp_path, cluster, "--seeds", "0,")[0] == 0
@@ -183,3 +178,21 @@ def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> Non
         assert f"#SBATCH {line}\n" in script.read_text()
     (log,) = (tmp_path / "runs").glob("*/*/*/attempts/1/log.txt")
     assert log.read_text() == f"threads {os.environ.get('OMP_NUM_THREADS', 2)}\n"
+
+
+def test_the_jobs_of_both_stages_run(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """The confirmation of a study with `design` is submitted after the screening."""
+    screened = ("base", "a-weak", "b-good", "c-dull")
+    designs.write(tmp_path, "{screen: 1, keep: 1, confirm: 2}", screened)
+    code, output = call(tmp_path, cluster)
+    assert code == 0, output
+    assert "screening: 4 cells to run" in output
+    assert "4 jobs submitted" in output.replace(",", "")
+    record = Screening.read(tmp_path / "runs/tiny/screening.json")
+    assert record is not None
+    assert record.kept == ["b-good"]
+    names = (tmp_path / "runs/tiny/ran.txt").read_text().split()
+    assert set(names[:4]) == {f"{name}/0" for name in screened}
+    assert set(names[4:]) == {
+        f"{name}/{seed}" for name in ("base", "b-good") for seed in (1000, 1001)
+    }

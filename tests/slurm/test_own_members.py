@@ -14,6 +14,7 @@ from lit_attn.cells.rows import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 
@@ -47,7 +48,6 @@ def run_study(folder: Path, *options: str, **environment: str) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr + logs
 
 
-@pytest.mark.process
 def test_jobs_train_members_of_five_families_as_this_machine_does(tmp_path: Path) -> None:
     write_study(tmp_path)
     with slurm_cluster.cluster() as environment:

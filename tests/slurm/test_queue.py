@@ -29,6 +29,13 @@ def expand_study(path: Path, body: str = "") -> Matrix:
     return expand(studies.study(path, make_body("ok", "ok-2") + body), path / "runs")
 
 
+def submit_study(path: Path) -> Matrix:
+    """Return a study whose cells are the job array `aaaa`."""
+    matrix = expand_study(path)
+    write_batch(matrix, "aaaa")
+    return matrix
+
+
 @pytest.mark.parametrize(
     ("time", "expected"),
     [("90", 90), ("0:30", 1), ("8:00:00", 480), ("1:00:01", 61), ("2-0", 2880), ("1-2:03", 1563),
@@ -164,8 +171,7 @@ def test_resources_do_not_change_identities(tmp_path: Path) -> None:
 def test_the_active_or_newest_job_of_a_cell_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     write_batch(matrix, "bbbb")
     (matrix.folder / ".slurm" / "torn").mkdir()
     (matrix.folder / ".slurm" / "torn" / "batch.json").write_text("{")
@@ -190,8 +196,7 @@ def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SLURM lists them together as one job without an index, as recorded with version 22.05."""
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     install_squeue(
         tmp_path, monkeypatch, f"0|3_0|COMPLETED|{NAME}aaaa", f"N/A|3|CANCELLED|{NAME}aaaa"
     )
@@ -202,8 +207,7 @@ def test_cancelled_jobs_that_did_not_start_are_not_the_job_of_the_first_cell(
 def test_no_cell_ends_while_slurm_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     install_squeue(tmp_path, monkeypatch, code=1)
     display = Recorder()
     follower = Follower([matrix], display)
@@ -260,8 +264,7 @@ def test_a_missing_slurm_is_one_error_line(
 def test_each_reason_for_which_jobs_wait_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority parts"
     install_squeue(
         tmp_path, monkeypatch,
@@ -296,8 +299,7 @@ def test_each_reason_for_which_jobs_wait_is_reported_once(
 def test_status_repeats_for_what_jobs_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     matrix.write_plan()
     install_squeue(tmp_path, monkeypatch, f"0|7_0|PENDING|{NAME}aaaa|Priority")
     assert lit_attn_main(["status", str(tmp_path / "runs")]) == 0
@@ -308,8 +310,7 @@ def test_commands_ignore_the_allocation_around_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside `salloc`, and with a filter of squeue in the environment, a job is found."""
-    matrix = expand_study(tmp_path)
-    write_batch(matrix, "aaaa")
+    matrix = submit_study(tmp_path)
     install_squeue(tmp_path, monkeypatch, f"0|7_0|RUNNING|{NAME}aaaa|None")
     command = tmp_path / "bin" / "squeue"
     script = command.read_text()

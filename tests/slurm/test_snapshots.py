@@ -16,6 +16,7 @@ from lit_attn.cells.records import Plan, Result
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 SCHEDULE = """\
@@ -73,7 +74,6 @@ def read_results(folder: Path) -> list[Result]:
     return [result for result in results if result is not None]
 
 
-@pytest.mark.process
 def test_a_waiting_job_runs_the_code_of_its_submission(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -125,7 +125,6 @@ def test_a_waiting_job_runs_the_code_of_its_submission(
     assert not list_snapshots() & waiting
 
 
-@pytest.mark.process
 def test_a_model_that_cannot_be_built_is_not_submitted(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -143,7 +142,6 @@ def test_a_model_that_cannot_be_built_is_not_submitted(
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
-@pytest.mark.process
 def test_jobs_of_a_removed_variant_are_cancelled_alone(
     tmp_path: Path, cluster: dict[str, str]
 ) -> None:

@@ -15,6 +15,7 @@ from lit_attn.train import run_cell
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 
@@ -23,7 +24,6 @@ EXPERIMENT = studies.EXPERIMENT.replace(
 )
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("devices", "stop"),
     [(1, ["scontrol", "requeue"]), (2, ["scancel", "--signal=USR2"])],
