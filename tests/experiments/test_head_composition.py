@@ -1,17 +1,17 @@
 """The plug-in for head composition: questions, answers, the grid of tasks, and a trained cell."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.training_cells import COMPOSITION, folder_of
+from helpers.training_cells import COMPOSITION, folder_of, make_cell
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
-from lit_attn.config.cell import Cell
 from lit_attn.data.text.ids import IGNORED
 from lit_attn.schema.plugins import load_parts
 from lit_attn.train import run_cell
@@ -157,38 +157,31 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_learns_the_trained_tasks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cell = Cell.model_validate(
-        {
-            "study": "t",
-            "variant": "v",
-            "seed": 0,
-            "experiment": {
-                "task": "head-composition",
-                "data": {
-                    "kind": "head-composition",
-                    "batch_size": 64,
-                    "epoch_steps": 30,
-                    "eval_questions": 4,
-                    "eval_batch_size": 64,
-                    "accumulate": 2,
-                },
-                "model": {
-                    "kind": "gpt",
-                    "dim": 16,
-                    "depth": 1,
-                    "heads": 2,
-                    "ffn": {"width": 16},
-                    "init": {"matrices": 0.1, "embedding": 0.3},
-                },
-                "optimizer": {"kind": "adamw", "lr": 1e-2},
-                "training": {"epochs": 2, "accelerator": "cpu"},
-            },
-            "metric": {"name": "test/held-out", "label": "accuracy (%)"},
-            "parts": [str(COMPOSITION)],
-        }
-    )
-    folder = folder_of(cell, tmp_path_factory.mktemp("cell"))
+def test_a_cell_learns_the_trained_tasks(tmp_path: Path) -> None:
+    experiment = {
+        "task": "head-composition",
+        "data": {
+            "kind": "head-composition",
+            "batch_size": 64,
+            "epoch_steps": 30,
+            "eval_questions": 4,
+            "eval_batch_size": 64,
+            "accumulate": 2,
+        },
+        "model": {
+            "kind": "gpt",
+            "dim": 16,
+            "depth": 1,
+            "heads": 2,
+            "ffn": {"width": 16},
+            "init": {"matrices": 0.1, "embedding": 0.3},
+        },
+        "optimizer": {"kind": "adamw", "lr": 1e-2},
+        "training": {"epochs": 2, "accelerator": "cpu"},
+    }
+    metric = {"name": "test/held-out", "label": "accuracy (%)"}
+    cell = make_cell(experiment, metric=metric, parts=[str(COMPOSITION)])
+    folder = folder_of(cell, tmp_path)
     run_cell(folder)
     result = Result.model_validate_json((folder / "result.json").read_text())
     # Better than any of the 24 answers that there are.

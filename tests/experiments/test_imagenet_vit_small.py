@@ -11,11 +11,10 @@ import pytest
 import torch
 from helpers import digit_folders
 from helpers.paths import EXPERIMENTS
-from helpers.training_cells import folder_of
+from helpers.training_cells import folder_of, make_cell
 from PIL import Image
 
 from lit_attn.cells.records import Result
-from lit_attn.config.cell import Cell
 from lit_attn.data.loading import use_seed
 from lit_attn.schema.plugins import load_parts
 from lit_attn.signatures import ImageLabels
@@ -154,8 +153,7 @@ def test_an_image_is_mixed_with_the_one_before_it(tmp_path: Path) -> None:
     folder = digit_folders.write(tmp_path / "images")
     data = {"kind": "big-vision-imagenet", "augment": {"mixup": 0.2}}
     actual = digit_folders.experiment(folder, data=data)
-    fields = {"study": "test", "variant": "v", "seed": 0, "experiment": actual}
-    built = Cell.model_validate(fields).experiment.data.build(0, torch.device("cpu"))
+    built = make_cell(actual).experiment.data.build(0, torch.device("cpu"))
     pixels, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     shares = []
     for step in range(40):
@@ -179,9 +177,8 @@ def test_keys_without_effect_are_refused(key: str, value: object, tmp_path: Path
     data: dict[str, object] = {"kind": "big-vision-imagenet", "augment": {}}
     data |= {key: value} if key == "interpolation" else {"augment": {key: value}}
     actual = digit_folders.experiment(tmp_path, data=data)
-    fields = {"study": "test", "variant": "v", "seed": 0, "experiment": actual}
     with pytest.raises(ValueError, match=rf"{key}: '?{value}'? has no effect on big-vision-imag"):
-        Cell.model_validate(fields)
+        make_cell(actual)
 
 
 @pytest.mark.slow
@@ -191,8 +188,7 @@ def test_a_cell_trains_on_class_folders(tmp_path: Path) -> None:
     changes = {"model": {"kind": "big-vision-vit"}, "training": {"epochs": 1}}
     actual = digit_folders.experiment(folder, data=data, **changes)
     actual["model"]["ffn"] = {"width": 16, "activation": "gelu-tanh"}
-    fields = {"study": "test", "variant": "v", "seed": 0, "experiment": actual}
-    cell = Cell.model_validate(fields)
+    cell = make_cell(actual)
     built = cell.experiment.data.build(0, torch.device("cpu"))
     crop, flip, augment, *_ = pickle.loads(pickle.dumps(built.train)).transforms[16].transforms
     assert (crop.func, augment) == (images.crop_window, images.augment)

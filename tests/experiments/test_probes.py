@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.training_cells import folder_of
+from helpers.training_cells import folder_of, make_cell
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
-from lit_attn.config.cell import Cell
 from lit_attn.models.language import GPTConfig
 from lit_attn.schema.plugins import load_parts
 from lit_attn.schema.yaml_text import parse_plain
@@ -372,14 +371,23 @@ def test_metrics_count_only_targets() -> None:
     assert metrics.compute()["errors"] == 0.5
 
 
-@pytest.mark.parametrize("kind", ["gpt", "compressor", "adaptive"])
-def test_logits_of_targets_are_those_of_all_tokens(kind: str) -> None:
-    keys: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
-    configs = {"gpt": GPTConfig, "compressor": memory.CompressorConfig, "adaptive": GPTConfig}
-    if kind == "adaptive":
-        keys |= {"head": "adaptive", "cutoffs": [4]}
+def build_language_model(config: Any, **keys: Any) -> Any:
+    """Return a small model of a configuration class for sequences of 8 tokens."""
+    sizes = {"dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
     signature = CONFIGS["compression"](length=8).signature()
-    network = configs[kind].model_validate(keys).build(signature, CPU).eval()
+    return config.model_validate(sizes | keys).build(signature, CPU).eval()
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (GPTConfig, {}),
+        (memory.CompressorConfig, {}),
+        (GPTConfig, {"head": "adaptive", "cutoffs": [4]}),
+    ],
+)
+def test_logits_of_targets_are_those_of_all_tokens(config: Any, keys: dict[str, Any]) -> None:
+    network = build_language_model(config, **keys)
     tokens = torch.randint(15, (3, 8))
     targets = tokens.masked_fill(torch.rand(3, 8) < 0.5, IGNORED)
     expected = network(tokens)[targets != IGNORED]
@@ -387,10 +395,7 @@ def test_logits_of_targets_are_those_of_all_tokens(kind: str) -> None:
 
 
 def test_a_compressor_sees_all_tokens_through_its_last_vector() -> None:
-    config = memory.CompressorConfig.model_validate(
-        {"kind": "compressor", "dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
-    )
-    network = config.build(CONFIGS["compression"](length=8).signature(), CPU).eval()
+    network = build_language_model(memory.CompressorConfig)
     tokens = torch.randint(15, (1, 8))
     changed = tokens.clone()
     changed[0, 3] = (tokens[0, 3] + 1) % 15
@@ -400,10 +405,7 @@ def test_a_compressor_sees_all_tokens_through_its_last_vector() -> None:
 
 
 def test_a_compressor_trains_on_the_logits_that_it_is_evaluated_on() -> None:
-    config = memory.CompressorConfig.model_validate(
-        {"kind": "compressor", "dim": 16, "depth": 1, "heads": 2, "ffn": {"width": 16}}
-    )
-    network = config.build(CONFIGS["compression"](length=8).signature(), CPU).eval()
+    network = build_language_model(memory.CompressorConfig)
     tokens = torch.randint(15, (2, 8))
     losses = torch.nn.functional.cross_entropy(
         network(tokens).transpose(1, 2), tokens, reduction="none"
@@ -418,16 +420,8 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
         del experiment["data"][key]
     experiment["training"]["epochs"] = 2
     experiment["schedule"]["warmup"] = 0
-    cell = Cell.model_validate(
-        {
-            "study": "t",
-            "variant": "v",
-            "seed": 0,
-            "experiment": experiment,
-            "metric": {"name": "longer/accuracy"},
-            "parts": [str(PROBES / "search.py")],
-        }
-    )
+    metric = {"name": "longer/accuracy"}
+    cell = make_cell(experiment, metric=metric, parts=[str(PROBES / "search.py")])
     folder = folder_of(cell, tmp_path)
     run_cell(folder)
     metrics = Result.read(folder / "result.json").metrics
@@ -439,8 +433,7 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
 
 
 def test_the_loss_that_trains_is_the_mean_of_the_targets() -> None:
-    experiment = parse_plain((PROBES / "recall.yaml").read_text(), "text")
-    cell = Cell.model_validate({"study": "t", "variant": "v", "seed": 0, "experiment": experiment})
+    cell = make_cell(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
     task = build.build(cell, CPU).task.eval()
     tokens = torch.randint(16, (3, 16))
     targets = torch.full((3, 16), IGNORED)
@@ -455,8 +448,7 @@ def test_the_loss_that_trains_is_the_mean_of_the_targets() -> None:
 def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = parse_plain((PROBES / "recall.yaml").read_text(), "text")
-    cell = Cell.model_validate({"study": "t", "variant": "v", "seed": 0, "experiment": experiment})
+    cell = make_cell(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
 
     def evaluate(task: Any, step: int, solved: float) -> float:
         monkeypatch.setattr(type(task), "global_step", step, raising=False)

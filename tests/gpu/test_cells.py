@@ -16,6 +16,7 @@ from helpers.training_cells import (
     composition_cell,
     digits_cell,
     folder_of,
+    make_cell,
     result_of,
     scenes_cell,
     text_cell,
@@ -45,14 +46,12 @@ def listops_cell() -> Cell:
     sections = parse_plain((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text(), "text")
     sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
     sections["data"] |= {"train": 64, "val": 7, "test": 5, "eval_batch_size": 4}
-    return Cell(study="t", variant="v", seed=0, experiment=sections)
+    return make_cell(sections)
 
 
 def folders_cell(root: Path) -> Cell:
-    sections = experiment(
-        write(root), data={"repeats": 2, "sizes": [8]}, training={"average": {"decay": 0.9}}
-    )
-    return Cell(study="t", variant="v", seed=0, experiment=sections)
+    data = {"repeats": 2, "sizes": [8]}
+    return make_cell(experiment(write(root), data=data, training={"average": {"decay": 0.9}}))
 
 
 CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {
@@ -152,17 +151,17 @@ def count_waits(cell: Cell, root: Path) -> int:
     return len(reads)
 
 
-@pytest.mark.parametrize("more", [{"epoch_steps": 4}, {"eval_batch_size": 4}])
-def test_the_loops_do_not_wait_for_the_gpu(more: dict[str, int], tmp_path: Path) -> None:
+def test_the_loops_do_not_wait_for_the_gpu(tmp_path: Path) -> None:
     """More steps between the same evaluations, or more batches in each, wait no more often."""
     waits = []
-    for name, further in (("few", {}), ("more", more)):
+    loops = {"few": {}, "more steps": {"epoch_steps": 4}, "more batches": {"eval_batch_size": 4}}
+    for name, further in loops.items():
         data = {"accumulate": 1, "epoch_steps": 2, "eval_batch_size": 8, "eval_tokens": 256}
         data |= further
         training = {"epochs": 2, "clip": 1.0, "average": {"decay": 0.9}}
         cell = text_cell(data=data, training=training, model={"depth": 1})
         waits.append(count_waits(cell, tmp_path / name))
-    assert waits[0] == waits[1] > 0
+    assert waits[0] == waits[1] == waits[2] > 0
 
 
 @pytest.mark.parametrize("name", ["looked at", "text"])
