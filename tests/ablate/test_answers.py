@@ -99,12 +99,6 @@ def test_a_dry_run_warns_of_missing_data(tmp_path: Path) -> None:
     assert line.startswith("all variants: cannot run on this machine: data.path: no file")
 
 
-def test_cuda_graphs_are_refused_in_a_dry_run(tmp_path: Path) -> None:
-    body = "baseline: a\nset: {training.compile: step, training.devices: 2}\ncells: {a: {}}"
-    with pytest.raises(ConfigError, match=r"training.compile: step needs one device"):
-        expand(studies.study(tmp_path, body), tmp_path / "runs")
-
-
 def test_task_and_metric_follow_from_the_data(tmp_path: Path) -> None:
     experiment = (
         "data: {kind: python-text, context: 16, batch_size: 4}\n"

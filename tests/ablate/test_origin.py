@@ -10,6 +10,7 @@ from helpers.fake_study import write_study
 from helpers.runs import make_body, run_cli
 
 from lit_attn.ablate import origin
+from lit_attn.ablate.__main__ import main
 from lit_attn.ablate.plan import Matrix, expand
 from lit_attn.cells.records import Origin
 from lit_attn.config.study import read_studies
@@ -156,17 +157,14 @@ def test_the_command_refuses_another_file_before_anything_runs(tmp_path: Path) -
     assert sorted(log.read_text().split()) == ["ok/0", "ok/1"]
 
 
-@pytest.mark.slow
-def test_the_command_says_that_a_file_was_renamed(tmp_path: Path) -> None:
-    before = tmp_path / "before"
-    before.mkdir()
-    studies.write(before, make_body("ok"))
-    shared = ("--out", str(tmp_path / "shared"))
-    assert run_cli(before, *shared)[0] == 0
-    after = before.rename(tmp_path / "after")
-    code, output = run_cli(after, *shared, "--dry-run")
-    assert code == 0
-    assert f"{before / 'ablations.yaml'} no longer has this study; it belongs to" in output
+def test_the_command_says_that_a_file_was_renamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write(tmp_path, "a.yaml")
+    refused(first, tmp_path / "shared")
+    moved = first.rename(tmp_path / "b.yaml")
+    assert main([str(moved), "--out", str(tmp_path / "shared"), "--dry-run"]) == 0
+    assert f"{first} no longer has this study; it belongs to" in capsys.readouterr().out
 
 
 @pytest.mark.slow

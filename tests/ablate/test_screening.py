@@ -118,26 +118,19 @@ def test_a_variant_with_a_diverged_seed_is_screened_out(tmp_path: Path) -> None:
 
 def test_fewer_variants_than_planned_are_kept_if_the_others_diverge(tmp_path: Path) -> None:
     designs.write(tmp_path)
-    for job in designs.read(tmp_path).screening_jobs:
-        if job.variant in ("base", "c"):
-            designs.finish(job, 0.5)
-        else:
-            designs.fail(job, "diverged")
-    matrix = designs.read(tmp_path)
+    values = dict.fromkeys(designs.NAMES) | {"base": 0.5, "c": 0.5}
+    matrix = designs.finish_screening(tmp_path, values)
     assert designs.kept(matrix) == ["c"]
     assert {job.variant for job in matrix.jobs} == {"base", "c"}
 
 
 def test_without_any_value_nothing_is_confirmed(tmp_path: Path) -> None:
     designs.write(tmp_path)
-    for job in designs.read(tmp_path).screening_jobs:
-        designs.fail(job, "diverged")
-    matrix = designs.read(tmp_path)
+    matrix = designs.finish_screening(tmp_path, dict.fromkeys(designs.NAMES))
     assert designs.kept(matrix) == []
     assert matrix.jobs == []
     assert [variant.name for variant in matrix.plan().variants] == ["base"]
     # The study is not decided: a screening that is repeated can keep variants.
-    matrix.write_plan()
     for job in matrix.screening_jobs:
         designs.finish(job, VALUES[job.variant])
     assert designs.kept(designs.read(tmp_path)) == ["b", "d"]

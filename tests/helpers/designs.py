@@ -44,15 +44,18 @@ def fail(job: Job, failure: FailureClass) -> None:
     Exit(failure=failure, returncode=1, message="x").write(attempt / "exit.json")
 
 
-def finish_screening(folder: Path, values: Mapping[str, float], test: float = 0.5) -> Matrix:
-    """Write a result of every cell of the screening; return the cells that follow from them.
+def finish_screening(folder: Path, values: Mapping[str, float | None], test: float = 0.5) -> Matrix:
+    """Write the end of every cell of the screening; return the cells that follow from them.
 
-    The two seeds of a variant differ from its value by a hundredth.
+    The two seeds of a variant differ from its value by a hundredth. Those without a value diverge.
     """
     matrix = read(folder)
     for job in matrix.screening_jobs:
-        value = values[job.variant] + 0.01 * (-1) ** job.seed
-        finish(job, value, test)
+        value = values[job.variant]
+        if value is None:
+            fail(job, "diverged")
+        else:
+            finish(job, value + 0.01 * (-1) ** job.seed, test)
     matrix = read(folder)
     matrix.write_plan()
     return matrix
