@@ -3,7 +3,6 @@
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import studies
@@ -175,10 +174,9 @@ def test_a_report_and_a_seal_contain_nothing_private(folder: Path, tmp_path: Pat
 
 
 def test_values_of_a_search_are_sealed_without_folders(tmp_path: Path) -> None:
-    body = (
-        "baseline: a\nmetric: {name: test/accuracy}\ncells: {a: {}}\n"
-        f"tune: {{data.root: [/home/{USER}/x, /home/{USER}/y], select: {{name: test/accuracy}}}}"
-    )
-    source = studies.study(tmp_path, body)
-    values: Any = hide_private(source.study.tune)
-    assert values["data.root"] == ["x", "y"]
+    tune = f"{{data.path: [/home/{USER}/x, /home/{USER}/y], select: val/loss, seeds: [9]}}"
+    data = "{kind: npz, name: mine, path: a, size: 8, channels: 1, classes: 2, validation: 10}"
+    body = f"baseline: a\ncells: {{a: {{}}}}\ntune: {tune}"
+    source = studies.study(tmp_path, body, studies.with_data(data))
+    sealed = json.loads(expand(source, tmp_path / "runs").seal([0, 1]).model_dump_json())
+    assert sealed["tune"]["data.path"] == ["x", "y"]

@@ -75,7 +75,7 @@ def test_a_cell_that_ends_its_processes_fails_alone(tmp_path: Path) -> None:
         "silent": ("error", "exit code 0 without a result"),
     }
     summary, _ = run(jobs(tmp_path, *expected, "brief"))
-    assert {outcome.job.variant for outcome in summary.failed} == expected.keys()
+    assert {outcome.job.variant for outcome in summary.failed} == set(expected)
     assert len(summary.failed) == 2 * len(expected)
     for outcome in summary.failed:
         failure, message = expected[outcome.job.variant]
