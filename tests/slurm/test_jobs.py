@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import designs, slurm_cluster, studies
+from helpers import slurm_cluster, studies
 from helpers.runs import TIMEOUT, count_runs, list_holders, make_body, start_cli, wait_until
 
 from lit_attn.ablate.slurm.queue import NAME
 from lit_attn.cells import folder
-from lit_attn.cells.screening import Screening
 
 pytestmark = [
     pytest.mark.slow,
@@ -178,21 +177,3 @@ def test_resources_reach_the_job(tmp_path: Path, cluster: dict[str, str]) -> Non
         assert f"#SBATCH {line}\n" in script.read_text()
     (log,) = (tmp_path / "runs").glob("*/*/*/attempts/1/log.txt")
     assert log.read_text() == f"threads {os.environ.get('OMP_NUM_THREADS', 2)}\n"
-
-
-def test_the_jobs_of_both_stages_run(tmp_path: Path, cluster: dict[str, str]) -> None:
-    """The confirmation of a study with `design` is submitted after the screening."""
-    screened = ("base", "a-weak", "b-good", "c-dull")
-    designs.write(tmp_path, "{screen: 1, keep: 1, confirm: 2}", screened)
-    code, output = call(tmp_path, cluster)
-    assert code == 0, output
-    assert "screening: 4 cells to run" in output
-    assert "4 jobs submitted" in output.replace(",", "")
-    record = Screening.read(tmp_path / "runs/tiny/screening.json")
-    assert record is not None
-    assert record.kept == ["b-good"]
-    names = (tmp_path / "runs/tiny/ran.txt").read_text().split()
-    assert set(names[:4]) == {f"{name}/0" for name in screened}
-    assert set(names[4:]) == {
-        f"{name}/{seed}" for name in ("base", "b-good") for seed in (1000, 1001)
-    }
