@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lit_attn.cells.decisions import Seal
 from lit_attn.cells.records import Exit, Plan, PlannedCell, PlannedVariant, Result, Spread
 from lit_attn.report import write_reports
 from lit_attn.report.records.read import read_studies
@@ -117,3 +118,20 @@ def report(root: Path, name: str = "fake") -> Path:
 def rows(folder: Path) -> pd.DataFrame:
     """Return the table.csv of a report with the variants as index."""
     return pd.read_csv(folder / "table.csv").set_index("variant")
+
+
+def make_seal(**changes: object) -> Seal:
+    """Return the seal of a plan before its first result."""
+    decisions = {
+        "time": "2026-01-02T03:04:05+00:00",
+        "results": 0,
+        "hash": "5ea1",
+        "variants": {"standard": "000", "ours": "010"},
+        "baseline": "standard",
+        "seeds": [0],
+        "metric": DEFAULT_METRIC,
+        "match": ["parameters"],
+        "tune": {},
+        "exclude": [],
+    }
+    return Seal.model_validate(decisions | changes)

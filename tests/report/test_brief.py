@@ -59,18 +59,15 @@ def test_tables_have_six_columns_and_six_sentences(tmp_path: Path) -> None:
     assert "(table.full.md)" in (folder / "table.md").read_text()
 
 
-def test_the_forest_plot_is_first_and_the_page_has_the_verdicts(tmp_path: Path) -> None:
+def test_the_page_has_the_forest_plot_first_and_a_phone_what_a_reader_decides_by(
+    tmp_path: Path,
+) -> None:
     write_study(tmp_path / "runs", seeds=6)
     page = (report(tmp_path) / "table.html").read_text()
     assert page.index('<figure class="seeds">') < page.index('<table class="results"')
     assert page.index('<table class="results"') < page.index('<figure class="cost">')
     assert '<p class="verdict">fake: against standard, ' in page
     assert "<summary>Complete caption</summary>" in page
-
-
-def test_a_phone_has_what_a_reader_decides_by(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", seeds=6)
-    page = (report(tmp_path) / "table.html").read_text()
     table = page[page.index('<table class="results"') : page.index("</table>")]
     phone = re.findall(r'<th scope="col" class="[\w ]*phone">(.*?)</th>', table)
     assert phone == ["variant", "accuracy (%)", "n", "difference [95 %]", "p", "verdict"]
@@ -93,7 +90,9 @@ def test_the_brief_caption_keeps_what_changes_the_reading(
 
 
 def test_a_study_chooses_its_columns(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", seeds=6, columns=["verdict", "flops"], latex=["value"])
+    write_study(
+        tmp_path / "runs", seeds=6, columns=["verdict", "flops"], latex=["variant", "value"]
+    )
     folder = report(tmp_path)
     assert read_headings(folder / "table.md") == ["variant", "verdict", "MFLOPs"]
     assert "{variant} & {accuracy (\\%)} \\\\" in (folder / "table.tex").read_text()

@@ -144,16 +144,8 @@ def test_the_power_of_the_star_is_that_of_the_measured_effect(tmp_path: Path) ->
         assert not {"effect", "seeds_low", *POWER_FIELDS} & records[name].keys()
 
 
-def test_the_power_is_zero_at_five_seeds_and_positive_at_ten(tmp_path: Path) -> None:
-    ahead = [1.0, 1.1, 0.9, 1.2, 0.8]
-    records = compare(tmp_path, {"base": [0.0] * 5, "ahead": ahead}).records
-    powers = [records["ahead"][field] for field in POWER_FIELDS]
-    assert powers[0] == 0
-    assert powers[1] > 0.99
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", [0, 1, 3, 5])
+@pytest.mark.parametrize("missing", [0, 1, 5])
 def test_a_complete_variant_keeps_its_test_when_another_lacks_seeds(
     tmp_path: Path, missing: int
 ) -> None:

@@ -1,6 +1,5 @@
 """Reports of the other studies when the records of one study are damaged."""
 
-import copy
 import json
 import re
 import shutil
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fake_study import write_study
+from helpers.fake_study import make_seal, write_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lit_attn.__main__ import main as lit_attn_main
 from lit_attn.cells.records import Metric
 from lit_attn.report.__main__ import main
-from lit_attn.report.figures import drawing
 from lit_attn.report.pages import write
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.verdicts import judge as judging
@@ -68,17 +66,61 @@ def check_others(runs: Path, caplog: pytest.LogCaptureFixture, code: int | None 
         assert "\n" not in warning
 
 
-def test_a_plan_whose_baseline_is_no_variant(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    change(runs / "broken" / "plan.json", "baseline", value="other")
-    check_others(runs, caplog, code=1)
-    assert "baseline: no variant 'other'" in caplog.text
+def read_broken(runs: Path) -> str:
+    """Return the complete table of the study `broken`."""
+    return (runs.parent / "reports" / "broken" / "table.full.md").read_text()
 
 
-def test_a_plan_without_seeds(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    change(runs / "broken" / "plan.json", "seeds", value=[])
+@pytest.mark.parametrize(
+    ("key", "value", "messages"),
+    [
+        ("baseline", "other", ["baseline: no variant 'other'"]),
+        ("seeds", [], ["broken/plan.json: is not a plan", "seeds: needs 1 or more entries"]),
+    ],
+)
+def test_a_plan_with_a_wrong_value_skips_its_study(
+    runs: Path, key: str, value: Any, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    change(runs / "broken" / "plan.json", key, value=value)
     check_others(runs, caplog, code=1)
-    assert "broken/plan.json: is not a plan" in caplog.text
-    assert "seeds: needs 1 or more entries" in caplog.text
+    for message in messages:
+        assert message in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "count", "message"),
+    [
+        (["version"], 2, "1 of a newer version", "was written by a newer version of lit_attn"),
+        (
+            ["metrics", "test/accuracy"],
+            1e300,
+            "1 diverged",
+            "test/accuracy is 1e+302, which counts as diverged",
+        ),
+        # Beyond the range of numbers when it is printed in percent.
+        pytest.param(
+            ["metrics", "test/accuracy"],
+            -1e307,
+            "1 unreadable",
+            "test/accuracy times 100 is not finite",
+            marks=pytest.mark.slow,
+        ),
+        # An integer of 401 digits.
+        pytest.param(["flops"], HUGE, "1 unreadable", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_result_without_a_usable_value_is_counted(
+    runs: Path,
+    keys: list[str],
+    value: float,
+    count: str,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    change(first_cell(runs) / "result.json", *keys, value=value)
+    check_others(runs, caplog, code=0)
+    assert f"1/2, {count}" in read_broken(runs)
+    assert message in caplog.text
 
 
 def test_a_plan_of_a_newer_version_is_not_replaced(
@@ -93,16 +135,6 @@ def test_a_plan_of_a_newer_version_is_not_replaced(
     assert "run the study again" not in caplog.text
 
 
-def test_a_result_of_a_newer_version_is_counted(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    change(first_cell(runs) / "result.json", "version", value=2)
-    check_others(runs, caplog, code=0)
-    page = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-    assert "1/2, 1 of a newer version" in page
-    assert "was written by a newer version of lit_attn" in caplog.text
-
-
 def test_a_missing_key_of_a_result_is_named(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = first_cell(runs) / "result.json"
     content = json.loads(path.read_text())
@@ -110,7 +142,7 @@ def test_a_missing_key_of_a_result_is_named(runs: Path, caplog: pytest.LogCaptur
     path.write_text(json.dumps(content))
     check_others(runs, caplog, code=0)
     assert f"{path}: step_time: this key is required" in caplog.text
-    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
+    assert "1/2, 1 unreadable" in read_broken(runs)
 
 
 def test_a_criterion_of_a_newer_version_is_named(
@@ -118,27 +150,7 @@ def test_a_criterion_of_a_newer_version_is_named(
 ) -> None:
     change(runs / "broken" / "plan.json", "criteria", value=["memory"])
     check_others(runs, caplog, code=0)
-    page = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-    assert "Variants have equal memory." in page
-
-
-@pytest.mark.slow
-def test_an_integer_of_401_digits_makes_one_cell_unreadable(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    change(first_cell(runs) / "result.json", "flops", value=HUGE)
-    check_others(runs, caplog, code=0)
-    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_value_beyond_the_range_of_numbers_makes_one_cell_unreadable(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=-1e307)
-    check_others(runs, caplog, code=0)
-    assert "1/2, 1 unreadable" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-    assert "test/accuracy times 100 is not finite" in caplog.text
+    assert "Variants have equal memory." in read_broken(runs)
 
 
 def test_a_huge_margin_leaves_the_figure(drawn_runs: Path) -> None:
@@ -155,15 +167,6 @@ def test_a_huge_value_of_one_seed_is_reported(drawn_runs: Path) -> None:
     assert max(map(len, lines)) < 110
     assert any("e+" in line for line in lines if line.startswith("b "))
     assert (reports / "fake" / "table.html").exists()
-
-
-def test_a_value_near_the_largest_number_counts_as_diverged(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    change(first_cell(runs) / "result.json", "metrics", "test/accuracy", value=1e300)
-    check_others(runs, caplog, code=0)
-    assert "1/2, 1 diverged" in (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-    assert "test/accuracy is 1e+302, which counts as diverged" in caplog.text
 
 
 @pytest.mark.slow
@@ -319,18 +322,7 @@ def list_places(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ..
 
 SEALS = {
     "entries": [
-        {
-            "time": "2026-01-01T00:00:00+00:00",
-            "results": results,
-            "hash": "abc",
-            "variants": {"standard": "000", "b": "010"},
-            "baseline": "standard",
-            "seeds": seeds,
-            "metric": METRIC.model_dump(),
-            "match": ["none"],
-            "tune": {},
-            "exclude": [],
-        }
+        make_seal(results=results, seeds=seeds, metric=METRIC).model_dump()
         for results, seeds in ((0, [0]), (2, [0, 1]))
     ]
 }
@@ -346,11 +338,8 @@ SEALS = {
 )
 @given(data=st.data())
 def test_any_changed_value_of_a_record_is_contained(
-    data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: st.DataObject, tmp_path: Path, no_rendering: None
 ) -> None:
-    # Layout and rendering of figures take most of the time, and read no record.
-    image = {"svg": b"<svg></svg>", "png": b""}
-    monkeypatch.setattr(drawing, "render", lambda _: copy.deepcopy(image))
     root = tmp_path / "fuzz"
     shutil.rmtree(root, ignore_errors=True)
     write_study(root / "runs", seeds=1, variants={"standard": 0.0})
@@ -408,8 +397,8 @@ def test_a_finite_divergence_is_told(runs: Path) -> None:
     (cell,) = (runs / "broken").glob("v1/0-*")
     change(cell / "result.json", "diverged", value=True)
     assert main([str(runs), "--reports", str(runs.parent / "reports")]) == 0
-    table = (runs.parent / "reports" / "broken" / "table.full.md").read_text()
-    assert "trainings of b have diverged with a finite loss" in " ".join(table.split())
+    table = " ".join(read_broken(runs).split())
+    assert "trainings of b have diverged with a finite loss" in table
     other = (runs.parent / "reports" / "fake" / "table.full.md").read_text()
     assert "diverged with a finite loss" not in other
 

@@ -1,6 +1,5 @@
 """Factorial effects, and the tables across studies."""
 
-import dataclasses
 import itertools
 import re
 from dataclasses import replace
@@ -76,15 +75,15 @@ def test_effects_of_independent_runs_have_no_pairs(tmp_path: Path) -> None:
     """Runs were paired by their order, so that sorting a file changed intervals and p."""
     read_back = []
     for turn in (1, -1):
-        record = dataclasses.replace(
+        record = replace(
             read(tmp_path / str(turn), variants=factorial(), seeds=6), test=TESTS["none"]
         )
         cells = [
-            dataclasses.replace(cell, seed=cell.seed if turn > 0 else 5 - cell.seed)
+            replace(cell, seed=cell.seed if turn > 0 else 5 - cell.seed)
             for cell in record.cells
             if cell.variant != "a=y,b=z" or cell.seed < 5
         ]
-        read_back.append(find_effects(dataclasses.replace(record, cells=cells)))
+        read_back.append(find_effects(replace(record, cells=cells)))
     effects = by_name(read_back[0])
     assert [replace_p(effect) for effect in read_back[1]] == [
         replace_p(effect) for effect in read_back[0]
@@ -189,9 +188,8 @@ def test_other_studies_have_no_effects(variants: dict[str, float], tmp_path: Pat
 
 def test_effects_are_those_under_the_first_criterion(tmp_path: Path) -> None:
     """Without that, `b=y@flops` would be a level of the axis b."""
-    names = ["a=x,b=x", "a=x,b=y", "a=y,b=x", "a=y,b=y"]
-    planned = [{"name": n, "criterion": "parameters"} for n in names]
-    planned += [{"name": f"{n}@flops", "variant": n, "criterion": "flops"} for n in names[1:]]
+    planned = [{"name": n, "criterion": "parameters"} for n in CORNERS]
+    planned += [{"name": f"{n}@flops", "variant": n, "criterion": "flops"} for n in CORNERS[1:]]
     values = {entry["name"]: 0.01 * i for i, entry in enumerate(planned)}
     criteria = ["parameters", "flops"]
     record = read(tmp_path, variants=values, seeds=3, criteria=criteria)
@@ -241,13 +239,6 @@ def test_the_report_shows_effects_and_the_changes_of_leads(tmp_path: Path) -> No
     # Other seeds do not pair, so the interval has the noise of both.
     assert changes["a=y,b=y", "more"][1].endswith("(6)")
     assert not changes["a=y,b=y", "more"][2].endswith("[+3.00, +3.00]")
-
-
-def test_the_latex_table_has_the_chosen_columns(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", seeds=2, latex=["variant", "value", "parameters"])
-    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
-    text = (folder / "table.tex").read_text()
-    assert r"{variant} & {accuracy (\%)} & {parameters} \\" in text
 
 
 def test_ranks_across_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

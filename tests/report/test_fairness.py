@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.fake_study import write_study
+from helpers.fake_study import make_seal, report, rows, write_study
 from helpers.significance import sign_flip_p
 
 from lit_attn.cells.decisions import Seal, Seals
 from lit_attn.cells.records import Metric, Plan, StepTimes, Tuning, TuningTrial
-from lit_attn.report import write_reports
 from lit_attn.report.figures.drawing import COLOURS, Style
 from lit_attn.report.figures.study import draw_cost, draw_seeds
 from lit_attn.report.figures.tuning import draw_tuning, read_trials
@@ -34,23 +33,20 @@ STYLES = {
 
 
 def read_page(root: Path) -> str:
-    folder, *_ = write_reports(root / "runs", root / "reports")
-    return (folder / "table.html").read_text()
+    return (report(root) / "table.html").read_text()
 
 
 def seal(results: int, seeds: int, variants: str = "ab") -> Seal:
-    metric = Metric(name="test/accuracy", label="accuracy", goal="max", scale=100)
-    return Seal(
-        time="2026-01-02T03:04:05+00:00",
-        results=results,
-        hash="5ea1",
-        variants={name: name for name in variants},
-        baseline="a",
-        seeds=list(range(seeds)),
-        metric=metric,
-        match=["parameters"],
-        tune={},
-        exclude=[],
+    names = {name: name for name in variants}
+    return make_seal(results=results, variants=names, baseline="a", seeds=list(range(seeds)))
+
+
+def make_plan() -> Plan:
+    """Return the plan of a study of two variants without cells."""
+    metric = Metric(name="test/score", label="score", goal="max", scale=1)
+    variants = [{"name": "a"}, {"name": "b"}]
+    return Plan(
+        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[0], cells=[]
     )
 
 
@@ -66,14 +62,14 @@ def test_every_criterion_has_a_block_of_every_table_and_figure(tmp_path: Path) -
     plan.model_copy(update=changes).write(study / "plan.json")
     page = read_page(tmp_path)
     folder = tmp_path / "reports" / "fake"
-    rows = pd.read_csv(folder / "table.csv").set_index("variant")
+    table_rows = rows(folder)
     first, second = page.split('<table class="results"')[1:]
     for block, inside, other in ((first, "mgk", "mgk@time"), (second, "mgk@time", "mgk")):
         table = block.partition("</table>")[0]
         assert f">{inside}<" in table
         assert f">{other}<" not in table
         # The baseline belongs to every criterion.
-        assert f"{rows.loc['standard', 'mean']:.2f}" in table
+        assert f"{table_rows.loc['standard', 'mean']:.2f}" in table
     for name in ("table.md", "table.tex", "table.txt"):
         text = (folder / name).read_text("utf-8")
         # The caption below the blocks names the criteria in other words.
@@ -158,11 +154,11 @@ def test_tuning_shows_every_value_with_its_lead_and_the_choice(tmp_path: Path) -
     write_tuning(study, {"standard": [70.0, 72.0, 71.0], "belief": [71.0, None, 71.5]})
     page = read_page(tmp_path)
     table = page[page.index(">difference to standard [95 %]<") :].split("</table>")[0]
-    rows = [
+    cells = [
         [re.sub("<.*?>", "", cell) for cell in re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row)]
         for row in table.split("<tr>")[1:]
     ]
-    assert rows == [
+    assert cells == [
         ["standard", "optimizer.lr=0.001", "70.00", "—", ""],
         ["standard", "optimizer.lr=0.004", "72.00", "—", ""],
         ["standard", "optimizer.lr=0.002", "71.00", "—", "chosen"],
@@ -295,11 +291,7 @@ def test_the_caption_names_every_decision_that_changed_after_results(tmp_path: P
 
 def test_a_second_look_lowers_the_power_of_the_star() -> None:
     """At the second look a star needs p <= 0.0125, which six pairs cannot reach."""
-    metric = Metric(name="test/score", label="score", goal="max", scale=1)
-    variants = [{"name": "a"}, {"name": "b"}]
-    plan = Plan(
-        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[0], cells=[]
-    )
+    plan = make_plan()
     values = {"a": [0.0] * 6, "b": [1.0, 1.1, 0.9, 1.2, 0.8, 1.3]}
     cells = [CellRecord(v, seed, "done", x) for v in values for seed, x in enumerate(values[v])]
     first, second = (
@@ -314,11 +306,7 @@ def test_a_second_look_lowers_the_power_of_the_star() -> None:
 
 def test_looks_at_the_results_are_paid_for() -> None:
     """Seeds are added until a star appears, and every look has the seals of its time."""
-    metric = Metric(name="test/score", label="score", goal="max", scale=1)
-    variants = [{"name": "a"}, {"name": "b"}]
-    plan = Plan(
-        study="s", title="s", baseline="a", metric=metric, variants=variants, seeds=[0], cells=[]
-    )
+    plan = make_plan()
     looks, runs = (8, 10, 12, 14), 3000
     entries = [seal(0, 8), *(seal(1, n) for n in looks[1:])]
     levels = [
@@ -348,8 +336,7 @@ def test_the_index_corrects_for_looks_too(tmp_path: Path) -> None:
     Seals(entries=[seal(0, 8)]).write(other / "seals.json")
     for entries, named in (([seal(0, 8)], 2), ([seal(0, 6), seal(6, 8)], 1)):
         Seals(entries=entries).write(study / "seals.json")
-        read_page(tmp_path)
-        table = pd.read_csv(tmp_path / "reports/fake/table.csv").set_index("variant")
+        table = rows(report(tmp_path))
         assert table.loc["belief2", "significant"]
         # "belief2" has the largest difference, and differs at the first look alone.
         assert (tmp_path / "reports/index.html").read_text().count("belief2") == named
@@ -372,14 +359,13 @@ def test_times_that_were_measured_alone_replace_those_of_the_cells(tmp_path: Pat
     assert "is at most 4.0 % of the median over five rounds (standard)." in page
     # The median over a run is another time.
     assert "median over the training steps" not in page
-    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    table = rows(tmp_path / "reports" / "fake")
     assert table["step_time"].tolist()[:2] == [0.5, 0.25]
 
 
 def test_steps_to_target_are_those_of_the_mean_curve(tmp_path: Path) -> None:
     write_study(tmp_path / "runs", seeds=3, variants={"standard": 0, "fast": 0.1, "slow": -0.1})
-    read_page(tmp_path)
-    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    table = rows(report(tmp_path))
     assert table.loc["standard", "target_steps"] == 700
     assert table.loc["fast", "target_steps"] < 700
     assert pd.isna(table.loc["slow", "target_steps"])
@@ -402,9 +388,9 @@ def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) ->
             (path,) = study.glob(f"v1/{seed}-*/metrics.csv")
             with path.open("a") as metrics:
                 metrics.write(f"350,3,test/accuracy,{0.9 + seed / 100}\n")
-        (folder,) = write_reports(root / "runs", root / "reports")
+        folder = report(root)
         pages[shown] = (folder / "table.full.md").read_text()
-        tables[shown] = pd.read_csv(folder / "table.csv").set_index("variant")
+        tables[shown] = rows(folder)
     added = ["best_test_epoch", "best_test_epoch_sd"]
     pd.testing.assert_frame_equal(*(tables[shown].drop(columns=added) for shown in (False, True)))
     assert tables[False][added].isna().all(axis=None)
@@ -414,18 +400,17 @@ def test_the_best_test_epoch_stands_apart_and_selects_nothing(tmp_path: Path) ->
     assert table.loc["noisy", "best_test_epoch_sd"] == pytest.approx(np.std(range(6), ddof=1))
     assert (table["best_test_epoch"] >= table["mean"]).all()
     assert table["best"].tolist() == [False, False, True]
-    heading, _, *rows = [line.split(" | ") for line in pages[True].splitlines()[:5]]
+    heading, _, *lines = [line.split(" | ") for line in pages[True].splitlines()[:5]]
     column = heading.index("best test epoch")
-    assert rows[1][column].startswith("92.50 ± ")
-    assert not any(mark in row[column] for row in rows for mark in ("**", "\\*"))
+    assert lines[1][column].startswith("92.50 ± ")
+    assert not any(mark in row[column] for row in lines for mark in ("**", "\\*"))
 
 
 def test_the_best_test_epoch_of_a_damaged_curve_is_empty(tmp_path: Path) -> None:
     study = write_study(tmp_path / "runs", best_test_epoch=True)
     (path,) = study.glob("v1/3-*/metrics.csv")
     path.write_text("step,epoch,name,value\n")
-    read_page(tmp_path)
-    table = pd.read_csv(tmp_path / "reports" / "fake" / "table.csv").set_index("variant")
+    table = rows(report(tmp_path))
     assert table["best_test_epoch"].isna().tolist() == [False, True, False]
 
 
