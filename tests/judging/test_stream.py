@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.answers import read_answer
-from helpers.fake_study import write_study
+from helpers.fake_study import make_seal, write_study
 from helpers.significance import sign_flip_p
 
 from lit_attn import judge
@@ -24,7 +24,6 @@ from lit_attn.report.statistics import independent
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.verdicts.comparison import compare_variants
 from lit_attn.schema.errors import ConfigError
-from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 Rows = list[dict[str, Any]]
 
@@ -307,17 +306,7 @@ VARIANTS = {"standard": 0.0, "good": 0.05, "same": 0.0}
 
 
 def seal(variants: dict[str, str], seeds: int, results: int) -> Seal:
-    return Seal(
-        results=results,
-        hash="0",
-        variants=variants,
-        baseline="standard",
-        seeds=list(range(seeds)),
-        metric=DEFAULT_METRIC,
-        match=[],
-        tune={},
-        exclude=[],
-    )
+    return make_seal(results=results, variants=variants, seeds=list(range(seeds)))
 
 
 def judge_sealed(

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import permutation_test, ttest_ind
 
@@ -62,8 +63,6 @@ def test_units_and_a_common_shift_change_no_answer(factor: float, shift: float) 
 
 def test_a_huge_value_of_one_run_changes_no_other_comparison() -> None:
     """A training that diverges without an infinity has such a value."""
-    import pandas as pd
-
     runs = {"a": MASTER, "good": [loss - 0.01 for loss in XSA], "bad": [*XSA, 1e100]}
     rows = []
     for variant, losses in runs.items():
@@ -78,8 +77,6 @@ def test_a_huge_value_of_one_run_changes_no_other_comparison() -> None:
 
 def test_the_public_runs_of_xsa_have_one_answer_under_every_numbering() -> None:
     """Pairs of runs with equal numbers gave p from .016 to .36 by the order of the runs."""
-    import pandas as pd
-
     answers = set()
     generator = np.random.default_rng(0)
     for _ in range(10):
@@ -167,8 +164,6 @@ def test_effects_of_two_standard_deviations_are_found(monkeypatch: pytest.Monkey
 
 
 def test_failed_runs_are_the_worst_in_a_second_test() -> None:
-    import pandas as pd
-
     rows = [("base", float(value)) for value in (10, 11, 12, 13, 14, 15)]
     rows += [("fast", float(value)) for value in (1, 2, 3, 4, 5, 6)]
     frame = pd.DataFrame(rows, columns=["variant", "loss"])
@@ -182,8 +177,6 @@ def test_failed_runs_are_the_worst_in_a_second_test() -> None:
 
 @pytest.mark.parametrize("runs", [(1, 5), (5, 1), (1, 1)])
 def test_a_single_run_is_undecided_and_the_next_action_repeats_it(runs: tuple[int, int]) -> None:
-    import pandas as pd
-
     rows = [("base", 1.0 + 0.01 * place) for place in range(runs[0])]
     rows += [("idea", 0.5 + 0.01 * place) for place in range(runs[1])]
     judged = judge(pd.DataFrame(rows, columns=["variant", "loss"]), pairs="none", baseline="base")
@@ -194,8 +187,6 @@ def test_a_single_run_is_undecided_and_the_next_action_repeats_it(runs: tuple[in
 
 
 def test_the_next_action_says_how_many_runs_would_decide() -> None:
-    import pandas as pd
-
     generator = np.random.default_rng(5)
     rows = [("base", value) for value in draw(generator, 5)]
     rows += [("idea", value) for value in draw(generator, 5, -0.9)]

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.fake_study import write_study
+from helpers.fake_study import make_seal, write_study
 
-from lit_attn.cells.decisions import Seal, Seals
-from lit_attn.cells.records import Metric, Origin
+from lit_attn.cells.decisions import Seals
+from lit_attn.cells.records import Origin
 from lit_attn.report import write_reports
 from lit_attn.report.__main__ import main
 from lit_attn.report.pages.index_page import make_index_page
@@ -16,7 +16,6 @@ from lit_attn.report.pages.index_page import make_index_page
 pytestmark = pytest.mark.usefixtures("no_rendering")
 
 HEADINGS = ["title", "differs", "largest", "baseline", "n", "done", "corrected"]
-LOSS = Metric(name="test/loss", label="loss", goal="min", scale=1.0)
 
 
 def add_study(
@@ -28,18 +27,8 @@ def add_study(
         for path in (folder / "plan.json", *folder.glob("*/*/result.json")):
             text = path.read_text()
             path.write_text(re.sub('"identity": "0', f'"identity": "{first_identity}', text))
-    entry = Seal(
-        time=f"2026-01-01T00:00:0{first_identity or 0}+00:00",
-        results=0,
-        hash="abc",
-        variants={"standard": "000", "ours": "010"},
-        baseline="standard",
-        seeds=list(range(seeds)),
-        metric=LOSS,
-        match=["none"],
-        tune={},
-        exclude=[],
-    )
+    time = f"2026-01-01T00:00:0{first_identity or 0}+00:00"
+    entry = make_seal(time=time, seeds=list(range(seeds)))
     Seals(entries=[entry]).write(folder / "seals.json")
     Origin(file=f"../../{file}").write(folder / "origin.json")
     return folder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.answers import read_answer
-from helpers.fake_study import read, report, rows, write_study
+from helpers.fake_study import make_seal, read, report, rows, write_study
 
 from lit_attn.__main__ import main
 from lit_attn.answer_schemas import ANSWERS
@@ -109,20 +109,11 @@ def test_added_seeds_lower_the_level_of_the_look(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_study(tmp_path / "runs", variants=VARIANTS, seeds=8)
-    seal = {
-        "hash": "0",
-        "variants": {},
-        "baseline": "standard",
-        "metric": DEFAULT_METRIC,
-        "match": [],
-        "tune": {},
-        "exclude": [],
-    }
     entries = [
-        {**seal, "time": "2026-01-01", "seeds": [0, 1, 2, 3]},
-        {**seal, "time": "2026-01-02", "seeds": list(range(8)), "results": 16},
+        make_seal(time="2026-01-01", seeds=[0, 1, 2, 3]),
+        make_seal(time="2026-01-02", seeds=list(range(8)), results=16),
     ]
-    Seals.model_validate({"entries": entries}).write(folder / "seals.json")
+    Seals(entries=entries).write(folder / "seals.json")
     study = judge(tmp_path, capsys, code=1)
     assert study["look"] == 2
     assert study["level"] == 0.0125

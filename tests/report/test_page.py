@@ -37,6 +37,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Page"]:
         browser.close()
 
 
+def open_section(page: "sync_api.Page", folder: Path, section: Section, name: str = "") -> None:
+    path = folder / "index.html"
+    path.write_text(render_page("Title", [section], [], name=name))
+    page.goto(path.as_uri())
+
+
 def expect_names(page: "sync_api.Page", names: list[str]) -> None:
     """Wait until the table of results shows these rows: DataTables sorts them in a timer."""
     rows = page.locator("table.results tbody tr:visible th")
@@ -179,9 +185,7 @@ def test_claims_fit_and_their_filter_is_below_the_heading(
     texts = ["A claim about the mixtures of keys of a paper " * 2, "1", "The title of a study " * 3]
     row = [Cell(text) for text in (*texts, "+0.22", "+0.0144 [-0.2228, +0.2516]", "5", "undecided")]
     table = named_table("claims", [row] * 6, totals="6 undecided")
-    path = tmp_path / "index.html"
-    path.write_text(render_page("Paper", [Section("Claims", tables=[table])], [], name="paper"))
-    page.goto(path.as_uri())
+    open_section(page, tmp_path, Section("Claims", tables=[table]), "paper")
     heading, box = (page.locator(name).bounding_box() for name in ("h2", "input[type=search]"))
     assert heading["y"] + heading["height"] <= box["y"]
     wide = page.locator(".wide")
@@ -200,9 +204,7 @@ def test_a_table_of_a_paper_stays_in_the_order_of_the_paper(
         for name, text in zip((key, "ours"), texts, strict=True)
     ]
     table = Table(["", "all / value", "all / other"], rows, kind="paper", entry=2)
-    path = tmp_path / "index.html"
-    path.write_text(render_page("Paper", [Section(tables=[table])], [], name="paper"))
-    page.goto(path.as_uri())
+    open_section(page, tmp_path, Section(tables=[table]), "paper")
     assert page.locator("tbody").first.inner_text().strip() == "A"
     assert page.locator("table.dataTable").count() == 0
     assert page.locator("input[type=search]").count() == 0
@@ -213,10 +215,8 @@ def test_marks_and_long_names_stay_inside_the_page(page: "sync_api.Page", tmp_pa
     cells = [Cell(f"{number}.25 ± 0.25", mark="*") for number in range(12)]
     rows = [[Cell(text), *cells] for text in (name, "standard", "c", "d", "e", "f")]
     headings = ["variant", *(f"value {number}" for number in range(12))]
-    path = tmp_path / "index.html"
     table = Table(headings, rows, kind="results")
-    path.write_text(render_page("Names", [Section(tables=[table])], [], name="names"))
-    page.goto(path.as_uri())
+    open_section(page, tmp_path, Section(tables=[table]), "names")
     page.locator("button.columns").click()
     assert page.locator("tbody th").first.bounding_box()["width"] < 400
     page.set_viewport_size({"width": 390, "height": 800})
@@ -234,9 +234,7 @@ def test_cells_are_sorted_by_their_number_and_text_comes_after_numbers(
     rows = [
         [Cell(text), Cell(text, is_bold=True, mark="*" if "0" in text else "")] for text in values
     ]
-    path = tmp_path / "index.html"
-    path.write_text(render_page("T", [Section(tables=[Table(["a", "b"], rows)])], []))
-    page.goto(path.as_uri())
+    open_section(page, tmp_path, Section(tables=[Table(["a", "b"], rows)]))
     heading = page.locator("thead th").last
     heading.click()
     order = [values[place] for place in (2, 1, 6, 5, 0, 3, 4)]
@@ -274,9 +272,7 @@ def test_a_variant_outside_the_axes_shows_its_values_and_can_be_switched_off(
 def test_the_names_of_a_wide_table_stay_visible(page: "sync_api.Page", tmp_path: Path) -> None:
     headings = ["variant", *(f"heading {number}" for number in range(30))]
     table = Table(headings, [[Cell("belief"), *[Cell("1.25 ± 0.25", mark="*")] * 30]])
-    path = tmp_path / "index.html"
-    path.write_text(render_page("Wide", [Section(tables=[table])], []))
-    page.goto(path.as_uri())
+    open_section(page, tmp_path, Section(tables=[table]))
     page.locator(".wide").evaluate("element => { element.scrollLeft = 500; }")
     name = page.locator("tbody th")
     place = name.bounding_box()

@@ -1,6 +1,7 @@
-"""The page of results and its floors: every number comes from the committed evidence."""
+"""Pages of results: numbers come from the evidence, and studies below their floors are marked."""
 
 import csv
+import functools
 import re
 from collections import defaultdict
 
@@ -12,6 +13,7 @@ from helpers.paths import ROOT
 from scipy.stats import t as student
 
 from lit_attn.attention.spec import PRESETS
+from lit_attn.config.study import read_studies
 from lit_attn.report.statistics.stats import joint_sign_flip
 
 EVIDENCE = ROOT / "reports" / "evidence"
@@ -61,6 +63,11 @@ OTHERS = {"window", "standard-8-heads", "delta-rule", "state-space"}
 """Rows of the table of probes that are no presets."""
 UNTRIED_PRESETS = {"mla", "moba"}
 """Presets that are newer than the studies of probes."""
+
+MARKED_PAGES = ("README.md", "LOG.md", "docs/results.md", "docs/history.md", "docs/claims.md")
+LINK = re.compile(r"reports/evidence/([\w-]+)")
+NAMED = re.compile(r"\b(below|above) (its|their) \[?floors?\b")
+ENTRY = re.compile(r"\n(?=## )")
 
 
 @pytest.mark.parametrize("name", write_results.PAGES)
@@ -194,3 +201,56 @@ def test_the_page_of_simulations_says_what_pairing_gains() -> None:
     assert f"In the {len(studies)} committed studies of three seeds or more" in words
     assert f"the paired interval is {low} to {high} times as wide" in words
     assert f"and wider in {wider} of them" in words
+
+
+@functools.cache
+def list_below() -> set[str]:
+    """Return the studies and pages of papers with a baseline that is not better than its floor."""
+    sources = read_studies(ROOT / "ablations.yaml")
+    below = set()
+    for study in {row["study"] for row in write_results.read_table("floors.csv")}:
+        if not (EVIDENCE / study / "table.csv").exists():
+            continue
+        metric = sources[study].study.metric
+        sign = -1.0 if metric is not None and metric.goal == "min" else 1.0
+        rows = [row for row in write_results.read_table("floors.csv") if row["study"] == study]
+        best = max(sign * float(row["value"]) for row in rows)
+        baseline = write_results.read_table(f"{study}/table.csv")[0]
+        if sign * float(baseline["mean"]) <= best:
+            below.add(study)
+    for page in EVIDENCE.glob("paper-*/index.md"):
+        if "| **below** |" in page.read_text("utf-8"):
+            below.add(page.parent.name)
+    return below
+
+
+def list_unmarked(text: str, below: set[str]) -> list[str]:
+    """Return the headings of the entries that link such a study and do not name its floor.
+
+    A page of a paper has several studies, so an entry can say that its study is above its floor.
+    """
+    unmarked = []
+    for entry in ENTRY.split(text):
+        is_below = not below.isdisjoint(LINK.findall(entry))
+        if is_below and not NAMED.search(entry):
+            unmarked.append(entry.splitlines()[0])
+    return unmarked
+
+
+def test_the_studies_below_their_floors_are_known() -> None:
+    below = list_below()
+    assert {"product", "digits-tuned", "text-mechanisms-tuned", "paper-mgk-small"} <= below
+    assert below.isdisjoint({"scenes-tuned", "cifar100-tiny", "recall-product"})
+
+
+@pytest.mark.parametrize("name", MARKED_PAGES)
+def test_every_entry_about_a_study_below_its_floor_says_so(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    assert list_unmarked(text, list_below()) == []
+
+
+def test_an_entry_without_the_mark_is_found() -> None:
+    entry = "\n## A\n\n[table](reports/evidence/digits-tuned/table.md): better.\n\n## B\n\nbelow.\n"
+    assert list_unmarked(entry, {"digits-tuned"}) == ["## A"]
+    marked = entry.replace("better.", "better, *below its [floor](x)*.")
+    assert list_unmarked(marked, {"digits-tuned"}) == []

@@ -71,15 +71,6 @@ def test_the_interval_covers_less_when_seeds_of_one_variant_collapse(
     assert 0.95 <= t_coverage(values[0] - values[1]) <= 0.985
 
 
-def test_a_bootstrap_interval_covers_less_than_students() -> None:
-    """At n = 3 a percentile bootstrap that claims 95 % covers about three quarters."""
-    generator = np.random.default_rng(0)
-    samples = generator.normal(0, 1, (2000, 3))
-    means = samples[:, generator.integers(0, 3, (400, 3))].mean(axis=2)
-    low, high = np.percentile(means, [2.5, 97.5], axis=1)
-    assert ((low <= 0) & (high >= 0)).mean() < 0.8
-
-
 def test_the_interval_equals_that_of_scipy() -> None:
     values = [0.3, 0.1, 0.5, -0.2]
     for confidence in (0.95, 0.995):
@@ -196,15 +187,7 @@ def test_sign_flip_reaches_its_floor() -> None:
     assert sign_flip_p([1.0, -1.0]) == 1
 
 
-def test_sign_flip_p_equals_the_permutation_test_of_scipy() -> None:
-    d = np.random.default_rng(3).normal(0.4, 1, 9)
-    expected = scipy_stats.permutation_test(
-        (d,), np.mean, permutation_type="samples", n_resamples=np.inf
-    ).pvalue
-    assert sign_flip_p(d.tolist()) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("n", [19, 30, 40])
+@pytest.mark.parametrize("n", [19, 40])
 def test_sign_flip_p_is_near_the_t_test_with_many_pairs(n: int) -> None:
     d = np.random.default_rng(n).normal(0.3, 1, n)
     expected = scipy_stats.ttest_1samp(d, 0).pvalue
@@ -235,11 +218,6 @@ def brute_force_max_t(d: NDArray[np.float64]) -> list[float]:
 def test_joint_sign_flip_equals_brute_force(variants: int, n: int) -> None:
     d = np.random.default_rng(n).normal([[0.8]] * variants, 1, (variants, n))
     assert stats.joint_sign_flip(d) == pytest.approx(brute_force_max_t(d), abs=0.005)
-
-
-def test_joint_sign_flip_of_one_variant_is_the_single_test() -> None:
-    d = np.random.default_rng(0).normal(0.5, 1, (1, 8))
-    assert stats.joint_sign_flip(d) == [sign_flip_p(d[0].tolist())]
 
 
 def test_joint_sign_flip_with_many_pairs_is_near_the_exact_value(
@@ -278,6 +256,47 @@ def test_the_joint_test_has_the_power_that_the_page_prints(name: str, n: int) ->
     has_star = np.array([stats.joint_sign_flip(d) for d in differences]) <= 0.05
     assert has_star[:, 0].mean() == pytest.approx(POWERS[n][name], abs=0.07)
     assert has_star[:, 1:].any(axis=1).mean() <= 0.07
+
+
+def test_holm_equals_a_computation_by_hand() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
+    assert stats.holm([0.2]) == [0.2]
+    assert stats.holm([]) == []
+    # Once one comparison fails, all that follow fail (Holm 1979).
+    assert stats.holm([0.01, 0.015, 0.9, 0.02]) == pytest.approx([0.04, 0.045, 0.9, 0.045])
+
+
+def test_holm_keeps_the_order_and_controls_the_error() -> None:
+    generator = np.random.default_rng(5)
+    p = generator.uniform(size=(4000, 10))
+    adjusted = np.array([stats.holm(row.tolist()) for row in p])
+    assert (adjusted >= p).all()
+    for raw, new in zip(p[:50], adjusted, strict=False):
+        assert (np.diff(new[np.argsort(raw)]) >= 0).all()
+    assert (adjusted <= 0.05).any(axis=1).mean() == pytest.approx(0.05, abs=0.01)
+
+
+def test_the_correction_over_studies_equals_a_computation_by_hand() -> None:
+    adjusted = stats.holm_over_studies([[0.01, 0.2], [0.02], []])
+    # Both studies have a comparison left at 0.01 and 0.02; only the first one has at 0.2.
+    assert adjusted == [pytest.approx([0.02, 0.2]), pytest.approx([0.04]), []]
+
+
+@pytest.mark.parametrize("effect", [0.0, 3.0])
+def test_the_correction_over_studies_controls_the_error(effect: float) -> None:
+    """Three studies have four comparisons each; the first of each study may have an effect."""
+    generator = np.random.default_rng(9)
+    errors, runs = 0, 500
+    for _ in range(runs):
+        studies = []
+        for _ in range(3):
+            values = generator.normal(size=(5, 9))
+            values[1] += effect
+            studies.append(stats.joint_sign_flip(values[1:] - values[0]))
+        adjusted = stats.holm_over_studies(studies)
+        errors += any(min(p[1:] if effect else p) <= 0.05 for p in adjusted)
+    assert errors / runs <= 0.07
 
 
 def test_failed_seeds_rank_below_any_value() -> None:

@@ -8,6 +8,7 @@ import pytest
 from helpers.fake_study import EFFECTS, accuracy_of, report, result, rows, write_study
 
 from lit_attn.cells.records import Metric, Plan, PlannedCell, PlannedVariant, Result, Spread
+from lit_attn.cells.rows import csv_lines, read_unreadable
 from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
@@ -58,6 +59,7 @@ def test_a_complete_study_has_these_numbers(tmp_path: Path) -> None:
     assert "cannot fall below 0.0625 with 5 pairs" in markdown
     assert "needs at least 6 seeds." in markdown
     assert "3,375,076" in markdown
+    assert "could not be read" not in markdown
     differs, largest, _, *counts = index_cells(tmp_path)
     assert differs == "none"
     assert largest.startswith("belief2 +1.77 [")
@@ -295,3 +297,28 @@ def test_the_page_lists_every_other_metric_of_the_split(tmp_path: Path) -> None:
     assert table.count("<td>0.5000 ± 0.3536</td>") == 2
     assert "averaged-F1" not in table
     assert "val/F1" not in table
+
+
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [("A study", "A study."), ("Ends..", "Ends."), ("Which is best?", "Which is best?")],
+)
+def test_the_title_of_a_table_is_one_sentence(tmp_path: Path, title: str, heading: str) -> None:
+    write_study(tmp_path / "runs", variants={"standard": 0.0}, title=title)
+    assert f"\n**{heading}**\n" in (report(tmp_path) / "table.md").read_text()
+
+
+def test_images_that_were_left_out_are_counted_and_named(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "runs")
+    cells = sorted(path.parent for path in folder.rglob("result.json"))
+    lines = [("train", f"n0/{number}.png", "is empty") for number in range(7)]
+    (cells[0] / "unreadable-0.csv").write_text(csv_lines(lines[:4]))
+    (cells[0] / "unreadable-1.csv").write_text(csv_lines(lines[3:]) + "test,torn li")
+    (cells[1] / "unreadable-0.csv").write_text(csv_lines([("test", "n1/0.png", "is empty")]))
+    assert [entry.image for entry in read_unreadable(cells[0])] == [line[1] for line in lines]
+    text = (report(tmp_path) / "table.full.md").read_text()
+    names = ", ".join(line[1] for line in lines[:5])
+    assert (
+        f"Images that could not be read were left out in 2 of {len(cells)} results: 7 of train "
+        f"({names} and 2 more) and 1 of test (n1/0.png)."
+    ) in text
