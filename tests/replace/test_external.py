@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.commands import run_python
 from helpers.paths import ROOT
+from helpers.replaced_models import Renamed
 from torch import nn
 
 from lit_attn.ablate.__main__ import main
@@ -303,39 +304,20 @@ def test_a_class_can_build_its_attention_layers_itself(
     model.try_out(IMAGES)
 
 
-class NamedAttention(nn.Module):
-    """Attention with the names and options of Llama's, but without positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head_dim = 4
-        self.scaling = 0.5
-        self.attention_dropout = 0.0
-        self.is_causal = False
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(8, 8))
-
-    def forward(self, hidden_states: Any) -> Any:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        rows = [projection(hidden_states) for projection in projections]
-        heads = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in rows]
-        sums = nn.functional.scaled_dot_product_attention(*heads)
-        return self.o_proj(sums.transpose(1, 2).flatten(2)), None
-
-
 class WithNamedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mix = NamedAttention()
-        self.head = nn.Linear(8, 10)
+        self.embed = nn.Linear(8, 16)
+        self.mix = Renamed()
+        self.head = nn.Linear(16, 10)
 
     def forward(self, images: Any) -> Any:
-        return self.head(self.mix(images.flatten(1, 2))[0].mean(1))
+        return self.head(self.mix(self.embed(images.flatten(1, 2)))[0].mean(1))
 
 
 def test_an_adapter_is_chosen_by_name_in_yaml() -> None:
     values = {"target": f"{__name__}:WithNamedAttention"}
-    values |= {"adapters": {f"{__name__}:NamedAttention": "Hub"}}
+    values |= {"adapters": {"helpers.replaced_models:Renamed": "Hub"}}
     network = ModuleConfig.model_validate(values).build(IMAGES)
     assert isinstance(network.mix.layer, Attention)
     assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)

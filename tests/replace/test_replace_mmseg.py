@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.replaced_models import assert_refused, layers
 from torch import Tensor, nn
 
 from lit_attn import replace_attention
-from lit_attn.attention.layer import Attention
 from lit_attn.extras import require_mmseg
-from lit_attn.schema.errors import ConfigError
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
@@ -56,10 +55,6 @@ def make_images(name: str) -> Tensor:
     return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)).double()
 
 
-def layers(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, Attention)]
-
-
 @pytest.mark.parametrize("is_tracked", [True, False])
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_backbone_computes_the_same(name: str, is_tracked: bool) -> None:
@@ -91,8 +86,7 @@ def test_a_backbone_that_does_not_fit_is_refused_with_its_path() -> None:
     vit = replace_attention(make("VisionTransformer"), "belief2")
     assert vit(make_images("VisionTransformer"))[0].isfinite().all()
     mit = make("MixVisionTransformer")
-    with pytest.raises(ConfigError, match=rf"layers\.0\.1\.0\.attn\.attn \(.*\): {OWN_VALUE}"):
-        replace_attention(mit, "belief2")
+    assert_refused(mit, "belief2", rf"layers\.0\.1\.0\.attn\.attn \(.*\): {OWN_VALUE}")
     # Without reduced maps, it is self-attention.
     mit = replace_attention(make("MixVisionTransformer", sr_ratios=[1, 1, 1, 1]), "belief2")
     assert all(out.isfinite().all() for out in mit(make_images("MixVisionTransformer")))
@@ -100,5 +94,5 @@ def test_a_backbone_that_does_not_fit_is_refused_with_its_path() -> None:
 
 @pytest.mark.parametrize("name", ["SwinTransformer", "BEiT"])
 def test_a_position_bias_refuses_attention_without_logits(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"\((WindowMSA|BEiTAttention)\): 'linear' attention has"):
-        replace_attention(make(name), "linear")
+    message = r"\((WindowMSA|BEiTAttention)\): 'linear' attention has"
+    assert_refused(make(name), "linear", message)

@@ -38,6 +38,7 @@ for place in ("qkv", "q", "k", "output"):
 
 CHOICES: dict[str, Any] = {name: name for name in PRESETS if name not in REFUSED} | KEEPING
 CHOICES["small blocks"] = {"filter": {"kind": "moba", "block": 2, "blocks": 2}}
+CHOICES["window alone"] = {"window": 4}
 CHOICES["own window"] = {"window": 4, "bias": "forgetting", "convolution": "short"}
 CHOICES["second layer"] = {"layers": [{"first": 1, "use": "forgetting"}]}
 

@@ -7,11 +7,10 @@ import pytest
 import timm
 import torch
 import transformers
+from helpers.replaced_models import assert_refused, find_layers, make_hub
 from torch import Tensor, nn
 
 from lit_attn import replace_attention
-from lit_attn.attention.layer import Attention
-from lit_attn.schema.errors import ConfigError
 
 TEXT = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0}
@@ -21,18 +20,12 @@ TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TOWER |= {"intermediate_size": 48, "projection_dim": 16}
 
 
-def make_llama(**changes: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**TEXT | changes)
-    return transformers.LlamaForCausalLM(config).double().eval()
+def make_llama() -> Any:
+    return make_hub("llama", TEXT).double().eval()
 
 
 def make_tokens() -> Tensor:
     return torch.randint(3, 50, (2, 7), generator=torch.Generator().manual_seed(0))
-
-
-def layers(model: nn.Module) -> list[Attention]:
-    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def test_later_layers_of_llama_mix_the_values_of_the_first() -> None:
@@ -45,7 +38,7 @@ def test_later_layers_of_llama_mix_the_values_of_the_first() -> None:
         rows = 2 * 8
         layer_values.append(output[..., -rows:].unflatten(-1, (2, 8)))
 
-    for layer in layers(model):
+    for layer in find_layers(model):
         layer.qkv.register_forward_hook(note_values)
         attend = layer.similarity.attend
 
@@ -78,10 +71,10 @@ def test_generation_from_the_cache_is_that_without_it(preset: str) -> None:
 
 def test_learned_factors_belong_to_the_layers_after_the_first() -> None:
     model = replace_attention(make_llama(), "value-residual-learned")
-    factors = [layer.values.factors is not None for layer in layers(model)]
+    factors = [layer.values.factors is not None for layer in find_layers(model)]
     assert factors == [False, True, True]
     model(make_tokens()).logits.square().sum().backward()
-    assert layers(model)[2].values.factors.grad.abs().min() > 0
+    assert find_layers(model)[2].values.factors.grad.abs().min() > 0
 
 
 def test_a_layer_that_mixes_alone_reads_a_first_layer_that_does_not() -> None:
@@ -119,9 +112,9 @@ def test_each_stack_has_a_first_layer(kind: str) -> None:
         model = transformers.T5Model(config)
         replace_attention(model, "value-residual", skip="*.EncDecAttention")
         inputs = {"input_ids": make_tokens(), "decoder_input_ids": make_tokens()[:, :4]}
-    firsts = [layer.is_first for layer in layers(model)]
+    firsts = [layer.is_first for layer in find_layers(model)]
     assert firsts == [True, False, True, False]
-    first, second, third, fourth = layers(model)
+    first, second, third, fourth = find_layers(model)
     assert first.first_values is second.first_values
     assert third.first_values is fourth.first_values
     assert first.first_values is not third.first_values
@@ -180,9 +173,4 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_layer_without_a_first_layer_is_refused(name: str) -> None:
     make, choice, message = REFUSED[name]
-    model = make()
-    before = {path: type(module) for path, module in model.named_modules()}
-    with pytest.raises(ConfigError, match=message) as caught:
-        replace_attention(model, "value-residual", **choice)
-    assert "\n" not in str(caught.value)
-    assert {path: type(module) for path, module in model.named_modules()} == before
+    assert_refused(make(), "value-residual", message, **choice)

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.replaced_models import assert_unchanged, describe, layers
-from torch import Tensor, nn
+from helpers.replaced_models import Renamed, assert_refused, layers
+from torch import nn
 
 from lit_attn import replace_attention
 from lit_attn.replace.transformers_layers import Hub
-from lit_attn.schema.errors import ConfigError
+
+RENAMED = "helpers.replaced_models:Renamed"
 
 
 class TokenMixer(nn.Module):
@@ -25,50 +26,17 @@ class TokenMixer(nn.Module):
 def test_attention_is_recognised_by_its_projections(names: tuple[str, ...]) -> None:
     """A layer whose class has an unusual name must not remain without a word."""
     model = nn.Sequential(nn.MultiheadAttention(8, 2), TokenMixer(names))
-    with pytest.raises(ConfigError, match=r": 1 \(TokenMixer\): it has projections as attention"):
-        replace_attention(model, "standard")
+    assert_refused(model, "standard", r": 1 \(TokenMixer\): it has projections as attention")
     assert layers(replace_attention(model, "standard", skip="1")) == ["0.layer"]
-
-
-class Renamed(nn.Module):
-    """Attention with the names and options of Llama's, but without positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head_dim = 8
-        self.scaling = 0.7
-        self.attention_dropout = 0.0
-        self.is_causal = True
-        self.clip: float | None = None
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(16, 16))
-
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (2, 8)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        heads = nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scaling
-        )
-        if self.clip is not None:
-            heads = heads.clamp(-self.clip, self.clip)
-        return self.o_proj(heads.transpose(1, 2).flatten(2)) * read_factor(self), None
-
-
-def read_factor(module: nn.Module) -> float:
-    """Return a factor that the code of the class does not show."""
-    return getattr(module, "heads_factor", 1.0)
 
 
 @pytest.mark.parametrize("adapter", ["Hub", "lit_attn.replace.transformers_layers:Hub", Hub])
 def test_an_adapter_is_reused_by_its_name(adapter: Any) -> None:
     model = nn.Sequential(Renamed())
     x = torch.randn(2, 5, 16)
-    with pytest.raises(ConfigError, match=r"0 \(Renamed\): it has projections as attention has"):
-        replace_attention(model, "standard")
+    assert_refused(model, "standard", r"0 \(Renamed\): it has projections as attention has")
     expected = model(x)[0]
-    replace_attention(model, "standard", adapters={f"{__name__}:Renamed": adapter})
+    replace_attention(model, "standard", adapters={RENAMED: adapter})
     assert layers(model) == ["0.layer"]
     torch.testing.assert_close(model(x)[0], expected)
 
@@ -89,32 +57,25 @@ def test_a_reused_adapter_refuses_what_it_does_not_know(
     model = nn.Sequential(Renamed())
     for name, value in change.items():
         setattr(model[0], name, value)
-    with pytest.raises(ConfigError, match=rf"0 \(Renamed\): {message}"):
-        replace_attention(model, "standard", adapters={f"{__name__}:Renamed": "Hub"})
+    adapters = {RENAMED: "Hub"}
+    assert_refused(model, "standard", rf"0 \(Renamed\): {message}", adapters=adapters)
 
 
 @pytest.mark.parametrize(
     ("adapters", "message"),
     [
-        ({f"{__name__}:Renamed": "Hubb"}, "adapters: there is no adapter 'Hubb'; did you mean 'Hu"),
+        ({RENAMED: "Hubb"}, "adapters: there is no adapter 'Hubb'; did you mean 'Hu"),
         ({"mine:Attention": "Hub"}, "adapters: Sequential has no module of class 'mine:Attention'"),
     ],
 )
 def test_a_mistake_in_adapters_is_one_line(adapters: dict[str, Any], message: str) -> None:
-    model = nn.Sequential(Renamed())
-    before = describe(model)
-    with pytest.raises(ConfigError, match=message):
-        replace_attention(model, "standard", adapters=adapters)
-    assert_unchanged(before, model)
+    assert_refused(nn.Sequential(Renamed()), "standard", message, adapters=adapters)
 
 
 def test_an_adapter_of_another_family_does_not_fit() -> None:
-    name = f"{__name__}:Renamed"
+    model = nn.Sequential(nn.Identity(), Renamed())
     message = r"1 \(Renamed\): the adapter Falcon does not fit this class: 'Renamed' object has"
-    with pytest.raises(ConfigError, match=message):
-        replace_attention(
-            nn.Sequential(nn.Identity(), Renamed()), "standard", adapters={name: "Falcon"}
-        )
+    assert_refused(model, "standard", message, adapters={RENAMED: "Falcon"})
 
 
 class BlockWithAttention(nn.Module):
@@ -133,5 +94,5 @@ class OwnAttention(TokenMixer):
 
 
 def test_the_attention_in_a_block_is_named_and_not_the_block() -> None:
-    with pytest.raises(ConfigError, match=r": 0\.own_attention \(OwnAttention\): its class has no"):
-        replace_attention(nn.Sequential(BlockWithAttention()), "standard")
+    message = r": 0\.own_attention \(OwnAttention\): its class has no"
+    assert_refused(nn.Sequential(BlockWithAttention()), "standard", message)
