@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.invented_papers import FOLDER, entries, run_invented
+from helpers.invented_papers import FOLDER, entries, judge, run_invented
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Exit, Result
@@ -29,9 +29,7 @@ def test_claims_compare_the_interval_with_the_published_side(
         return 0.8 + (difference if name == "belief" else 0) + noise
 
     run_invented(tmp_path, "beliefformer", ["3"], value)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    verdict = judge(tmp_path, "beliefformer", "3")[0]
     assert verdict.published == "+0.99"
     assert verdict.pairs == 5
     assert verdict.judgement == judgement
@@ -49,9 +47,7 @@ def test_rounding_errors_add_no_digits_to_a_difference(
         return 1.5 + 0.01 * seed + difference / 100 * (name == "belief")
 
     run_invented(tmp_path, "beliefformer", ["3"], value)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    verdict = judge(tmp_path, "beliefformer", "3")[0]
     assert verdict.ours[1:].startswith(f"{text} [")
 
 
@@ -63,16 +59,12 @@ def test_claims_about_the_same_cells_have_one_verdict_and_count_once(tmp_path: P
 
     for size, expected in (("embedded", ["1 / 2"] * 3), ("", ["1"] * 3 + ["2"] * 3)):
         run_invented(tmp_path / size, "belief2", ["1", "2"], value, size)
-        source = read_paper("belief2", size, FOLDER)
-        items = source.items(["1", "2"])
-        verdicts = judge_claims(
-            source, items, read_records(source, items.values(), tmp_path / size)
-        )
+        verdicts = judge(tmp_path / size, "belief2", "1", "2", size=size)
         assert [verdict.places for verdict in verdicts] == expected
-    run_invented(tmp_path / "small", "belief2", ["1", "2"], value, "embedded")
     source = read_paper("belief2", "embedded", FOLDER)
-    records = read_records(source, items.values(), tmp_path / "small")
-    table = make_claims_table(source, source.items(["1", "2"]), records)
+    items = source.items(["1", "2"])
+    records = read_records(source, items.values(), tmp_path / "embedded")
+    table = make_claims_table(source, items, records)
     first = [cell.text for cell in table.rows[0]]
     assert first[0].count("Belief2-Attention exceeds the standard layer on") == 2
     assert first[3] == "+1.42 / +4.14"
@@ -121,9 +113,7 @@ def test_a_claim_needs_two_pairs(tmp_path: Path, seeds: int, judgement: str) -> 
     if not seeds:
         for path in tmp_path.rglob("belief/*/result.json"):
             path.unlink()
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    verdict = judge(tmp_path, "beliefformer", "3")[0]
     assert (verdict.pairs, verdict.judgement) == (seeds, judgement)
 
 
@@ -155,9 +145,7 @@ def test_failed_seeds_are_counted_and_ranked_last(
 
     run_invented(tmp_path, "beliefformer", ["3"], value, seeds=seeds)
     fail(tmp_path, variant, range(failures))
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    verdict = judge(tmp_path, "beliefformer", "3")[0]
     assert verdict.judgement == judgement
     row = {"belief": "BeliefFormer", "standard": "Transformer"}[variant]
     text = entries(tmp_path, "beliefformer", "3")[row, "val. acc"]
@@ -174,15 +162,10 @@ def test_a_claim_about_a_speed_is_undecided_on_a_busy_machine(tmp_path: Path) ->
         speed = 2000 - 500 * (record.variant == "belief-star") - record.seed
         metrics = record.metrics | {"train/tokens_per_second": speed}
         record.model_copy(update={"metrics": metrics}).write(path)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["2"]
-    assert (
-        judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0].judgement
-        == "agree"
-    )
+    assert judge(tmp_path, "beliefformer", "2")[0].judgement == "agree"
     for path in tmp_path.rglob("standard/4-*/result.json"):
         path.write_text(path.read_text().replace("1996", "3996"))
-    verdict = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))[0]
+    verdict = judge(tmp_path, "beliefformer", "2")[0]
     assert verdict.judgement == "undecided: busy machine"
     cell = entries(tmp_path, "beliefformer", "2")["Transformer", "tokens/s in training"]
     assert cell == "busy machine (n=5)"
@@ -194,9 +177,7 @@ def test_a_claim_of_a_figure_follows_the_goal_of_the_metric(tmp_path: Path) -> N
     run_invented(
         tmp_path, "beliefformer", ["figure-5"], lambda name, seed: losses[name] + seed / 1e3
     )
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.figures["5"]
-    verdicts = judge_claims(source, {"": item}, read_records(source, [item], tmp_path))
+    verdicts = judge(tmp_path, "beliefformer", "figure-5")
     assert [verdict.judgement for verdict in verdicts] == ["agree", "disagree"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.invented_papers import FOLDER
+from helpers.invented_papers import FOLDER, NAMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -66,7 +66,7 @@ def test_claims_on_different_rows_of_a_file_never_merge(tmp_path: Path) -> None:
 
 def test_all_claims_of_a_paper_have_distinct_rows_of_files() -> None:
     """No two claims of different text share file, rows and column: none can hide another."""
-    for paper in ("attentionx", "belief2", "beliefformer", "dcmha", "mgk"):
+    for paper in NAMES:
         source = read_paper(paper, "", FOLDER)
         items = source.items(())
         claims = [claim for item in items.values() for claim in item.claims]

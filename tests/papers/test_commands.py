@@ -6,16 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.paths import EXPERIMENTS, ROOT
+from helpers.invented_papers import FOLDER, NAMES
+from helpers.paths import ROOT
 
 from lit_attn.ablate.__main__ import main as run_studies
 from lit_attn.ablate.variants import resolve
 from lit_attn.config.study import read_studies
 from lit_attn.models.language import GPTConfig
 from lit_attn.papers.source import read_paper
-
-FOLDER = EXPERIMENTS / "papers"
-NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
 
 
 def list_commands(script: str, folder: Path) -> list[str]:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.invented_papers import FOLDER, run_invented
+from helpers.invented_papers import FOLDER, draw, run_invented
 
 from lit_attn.cells.floors import Floors, FloorValues
-from lit_attn.papers.page import make_claims_table, make_tables, write_paper
+from lit_attn.papers.page import make_claims_table, write_paper
 from lit_attn.papers.published import read_records
 from lit_attn.papers.source import read_paper
 from lit_attn.report.tables.formats import Table
@@ -31,13 +31,6 @@ def write_floors(runs: Path, study: str, **values: dict[str, float]) -> None:
     Floors(data="d", floors=floors).write(runs / study / "floors.json")
 
 
-def draw(runs: Path, paper: str, number: str, size: str = "") -> Table:
-    """Return the table with our values."""
-    source = read_paper(paper, size, FOLDER)
-    item = source.paper.tables[number]
-    return make_tables(source, item, read_records(source, [item], runs), "T")[-1]
-
-
 def floor_rows(table: Table) -> list[list[str]]:
     """Return the rows of floors as texts."""
     rows = [[cell.text for cell in row] for row in table.rows]
@@ -54,11 +47,11 @@ def test_a_table_has_the_row_of_its_floor_and_a_mark_below_it(
     tmp_path: Path, floor: float, is_below: bool
 ) -> None:
     run_invented(tmp_path, "attentionx", ["1"], near(0.8), "embedded")
-    before = draw(tmp_path, "attentionx", "1", "embedded")
+    before = draw(tmp_path, "attentionx", "1", "embedded")[-1]
     assert floor_rows(before) == []
     assert before.warnings == []
     write_floors(tmp_path, "small-attentionx-images", test={"accuracy": floor})
-    table = draw(tmp_path, "attentionx", "1", "embedded")
+    table = draw(tmp_path, "attentionx", "1", "embedded")[-1]
     text = f"{100 * floor:.2f}"
     assert floor_rows(table) == [["floor: 1 nearest neighbour", text, text]]
     assert table.rows[: len(before.rows)] == before.rows
@@ -70,7 +63,7 @@ def test_each_study_of_a_table_has_its_row(tmp_path: Path) -> None:
     run_invented(tmp_path, "attentionx", ["1"], near(0.8), "real")
     write_floors(tmp_path, "small-attentionx-images", test={"accuracy": 0.9})
     write_floors(tmp_path, "small-attentionx-images-data", test={"accuracy": 0.5})
-    table = draw(tmp_path, "attentionx", "1", "real")
+    table = draw(tmp_path, "attentionx", "1", "real")[-1]
     assert floor_rows(table) == [
         ["floor of small-attentionx-images: 1 nearest neighbour", "90.00", "90.00"],
         ["floor of small-attentionx-images-data: 1 nearest neighbour", "50.00", "50.00"],
@@ -86,8 +79,10 @@ def test_a_column_has_the_floor_of_its_split_and_a_mean_has_none(tmp_path: Path)
     write_floors(tmp_path, "mgk-wikitext103", val=rule, test={"perplexity": 60.0})
     write_floors(tmp_path, "mgk-listops", test={"accuracy": 0.4})
     # Lower is better, so the rule with half of the perplexity is the best one.
-    assert floor_rows(draw(tmp_path, "mgk", "3")) == [["floor: frequent class", "22.00", "30.00"]]
-    assert floor_rows(draw(tmp_path, "mgk", "1")) == [
+    assert floor_rows(draw(tmp_path, "mgk", "3")[-1]) == [
+        ["floor: frequent class", "22.00", "30.00"]
+    ]
+    assert floor_rows(draw(tmp_path, "mgk", "1")[-1]) == [
         ["floor: 1 nearest neighbour", "40.00", "", "", ""]
     ]
 
@@ -96,8 +91,8 @@ def test_times_and_counts_have_no_floor(tmp_path: Path) -> None:
     run_invented(tmp_path, "beliefformer", ["1", "3"], near(0.8))
     for study in ("beliefformer-cifar10", "beliefformer-imagenet-time"):
         write_floors(tmp_path, study, test={"accuracy": 0.9}, val={"accuracy": 0.9})
-    assert floor_rows(draw(tmp_path, "beliefformer", "1")) == []
-    (row,) = floor_rows(draw(tmp_path, "beliefformer", "3"))
+    assert floor_rows(draw(tmp_path, "beliefformer", "1")[-1]) == []
+    (row,) = floor_rows(draw(tmp_path, "beliefformer", "3")[-1])
     shown = [text for text in row[1:] if text]
     # Three rows stand side by side, each with accuracy and time.
     assert shown == ["90.00"] * 3

@@ -9,17 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.invented_papers import FOLDER, run_invented
+from helpers.invented_papers import FOLDER, NAMES, draw, run_invented
 
 from lit_attn.papers.figures import draw_panels
-from lit_attn.papers.page import _lay_out, make_tables, write_paper
+from lit_attn.papers.page import _lay_out, write_paper
 from lit_attn.papers.published import make_entries, read_records
 from lit_attn.papers.source import read_paper
 from lit_attn.report.pages.page import Section, render_page
 from lit_attn.report.tables.formats import Cell, Table, to_latex
 
 
-def test_merged_cells_are_one_cell_in_every_format(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def dcmha(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the page of DCMHA without results."""
+    root = tmp_path_factory.mktemp("dcmha")
+    return write_paper(read_paper("dcmha", "", FOLDER), root / "none", root).parent
+
+
+def test_merged_cells_are_one_cell_in_every_format(dcmha: Path, tmp_path: Path) -> None:
     """Belief2 prints one model size for three models, DCMHA one level for several methods."""
     page = write_paper(read_paper("belief2", "", FOLDER), tmp_path / "none", tmp_path)
     html, text = page.read_text(), page.with_name("index.md").read_text()
@@ -33,15 +40,14 @@ def test_merged_cells_are_one_cell_in_every_format(tmp_path: Path) -> None:
     with (page.parent / "table-2.csv").open() as stream:
         sizes = [r["published"] for r in csv.DictReader(stream) if r["column"] == "model size"]
     assert sizes == ["3.38M"] * 3
-    page = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path)
-    html, text = page.read_text(), page.with_name("index.md").read_text()
+    html, text = (dcmha / "index.html").read_text(), (dcmha / "index.md").read_text()
     section = html[html.index("Table 1</h2>") : html.index("Table 2</h2>")]
     bodies = section.split("<tbody>")[1:]
     assert [body.count("<tr>") for body in bodies] == [2, 1, 4]
     assert bodies[2].count('<th scope="row"></th>') == 3
     assert '<td class="text">THA dynamic</td><td>✓</td>' in bodies[2]
     assert "|  | THA dynamic | ✓ |" in text
-    latex = (page.parent / "table-1.tex").read_text()
+    latex = (dcmha / "table-1.tex").read_text()
     assert "\n & {THA dynamic} & {$\\surd$}" in latex
     assert "asciicircum" not in latex
 
@@ -51,8 +57,7 @@ def test_rows_stand_side_by_side_as_in_the_paper(tmp_path: Path) -> None:
     run_invented(tmp_path, "dcmha", ["9"], lambda name, seed: 11 + seed / 100)
     source = read_paper("dcmha", "", FOLDER)
     item = source.paper.tables["9"]
-    records = read_records(source, [item], tmp_path)
-    table = make_tables(source, item, records, "T")[0]
+    table = draw(tmp_path, "dcmha", "9")[0]
     texts = [[cell.text for cell in row] for row in table.rows]
     assert table.headings == ["Config", "ppl"] * 3
     assert texts[0] == ["TFM++", "11.68", "", "", "", ""]
@@ -60,7 +65,7 @@ def test_rows_stand_side_by_side_as_in_the_paper(tmp_path: Path) -> None:
     value = "11.02 ± 0.02 (n=5)"
     assert texts[3] == ["ours", value, "ours", value, "ours", value]
     assert [row[0] for row in texts[::2]] == [line[0] for line in item.side_by_side]
-    grid = make_entries(source, item, records)
+    grid = make_entries(source, item, read_records(source, [item], tmp_path))
     ours = _lay_out(item, grid, "T", [], "o")
     assert [cell.text for cell in ours.rows[4][::2]] == ["+all", "+post comp.", ""]
     assert [len(row) for row in _lay_out(item, grid[:3], "T", [], "o").rows] == [2] * 3
@@ -85,11 +90,10 @@ def test_negative_numbers_have_a_typographic_minus(tmp_path: Path) -> None:
     assert signs == []
 
 
-def test_groups_of_columns_and_rows_have_headings_of_their_own(tmp_path: Path) -> None:
+def test_groups_of_columns_and_rows_have_headings_of_their_own(dcmha: Path) -> None:
     """Table 8 of DCMHA has groups of columns, Table 4 groups of rows; the texts name both."""
-    page = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path)
-    html, texts = page.read_text(), page.with_name("index.md").read_text()
-    columns = (page.parent / "table-8.tex").read_text()
+    html, texts = (dcmha / "index.html").read_text(), (dcmha / "index.md").read_text()
+    columns = (dcmha / "table-8.tex").read_text()
     heading, rules, names = (
         columns[columns.index(start) : columns.index(end)]
         for start, end in ((r"\toprule", r"\cmid"), (r"\cmid", "{Model}"), ("{Model}", r"\midrule"))
@@ -107,7 +111,7 @@ def test_groups_of_columns_and_rows_have_headings_of_their_own(tmp_path: Path) -
     assert '<th scope="colgroup" colspan="2">Epoch 300</th>' in html
     assert "Epoch 300 / Top-1" not in html.replace("\n", "")[html.index("Table 8</h2>") :]
     assert "| Model | Epoch 90 / Top-1 |" in texts
-    rows = (page.parent / "table-4.tex").read_text()
+    rows = (dcmha / "table-4.tex").read_text()
     places = [rows.index(text) for text in ("0-shot} ", "{Pythia-2.8B}", "5-shot} ")]
     assert places == sorted(places)
     assert rows.count("-shot} ") == 2
@@ -143,9 +147,7 @@ def test_a_page_reads_the_rows_of_a_table_as_often_for_more_rows(kind: str) -> N
 def test_rows_that_the_paper_prints_side_by_side_are_one_row(tmp_path: Path) -> None:
     """Table 3 of BeliefFormer has a pair of columns for each of its three models."""
     run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8 + seed / 100)
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    (table,) = make_tables(source, item, read_records(source, [item], tmp_path), "T")
+    (table,) = draw(tmp_path, "beliefformer", "3")
     assert table.group_columns() == [
         ("", [0]),
         ("Transformer", [1, 2]),
@@ -181,7 +183,7 @@ def test_numbers_of_the_text_are_no_numbered_tables(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-@pytest.mark.parametrize("name", ["attentionx", "belief2", "beliefformer", "dcmha", "mgk"])
+@pytest.mark.parametrize("name", NAMES)
 def test_tables_compile_and_fit_a_column(name: str, tmp_path: Path) -> None:
     folder = write_paper(read_paper(name, "", FOLDER), tmp_path / "none", tmp_path).parent
     tables = "\n".join(
@@ -201,28 +203,25 @@ def test_tables_compile_and_fit_a_column(name: str, tmp_path: Path) -> None:
     assert "Overfull \\hbox" not in run.stdout
 
 
-def test_a_table_with_long_rows_spans_the_page(tmp_path: Path) -> None:
+def test_a_table_with_long_rows_spans_the_page(dcmha: Path) -> None:
     """Table 10 of DCMHA has few columns, whose texts would be tiny in one column of the page."""
-    folder = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path).parent
-    texts = [(folder / f"table-{number}.tex").read_text() for number in (4, 10, 9)]
+    texts = [(dcmha / f"table-{number}.tex").read_text() for number in (4, 10, 9)]
     assert [text.count(r"\begin{table*}") for text in texts] == [1, 1, 0]
     assert [text.count(r"\end{table*}") for text in texts] == [1, 1, 0]
     assert r"\begin{table}" in texts[2]
 
 
-def test_latex_prints_published_numbers_without_separators(tmp_path: Path) -> None:
+def test_latex_prints_published_numbers_without_separators(dcmha: Path) -> None:
     """A year, a width and a number of tokens stand in the tables as the papers print them."""
-    folder = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path).parent
-    assert "group-digits=none" in (folder / "table-11.tex").read_text()
+    assert "group-digits=none" in (dcmha / "table-11.tex").read_text()
     assert "group-separator={,}" in to_latex(
         Table(["name", "steps"], [[Cell("a"), Cell("1,000")]]), "x"
     )
 
 
-def test_sentences_in_a_table_have_several_lines(tmp_path: Path) -> None:
+def test_sentences_in_a_table_have_several_lines(dcmha: Path) -> None:
     """Table 11 of DCMHA has the questions of its synthetic tasks."""
-    page = write_paper(read_paper("dcmha", "", FOLDER), tmp_path / "none", tmp_path)
-    latex = (page.parent / "table-11.tex").read_text()
+    latex = (dcmha / "table-11.tex").read_text()
     assert r"\caption{Examples of the synthetic data set." in latex
     assert r"\begin{tabular}{@{}llp{85mm}" in latex
     assert "{Jeff has shoes. Laura has a baseball. Joseph has pizza. Who possesses shoes?" in latex

@@ -11,20 +11,32 @@ from pathlib import Path
 import pytest
 import write_papers
 from helpers.fake_cells import result
-from helpers.invented_papers import FOLDER, entries, run_invented
+from helpers.invented_papers import FOLDER, draw, entries, judge, run_invented
 from helpers.paths import ROOT
 
 from lit_attn.ablate.plan import expand
+from lit_attn.cells.records import Plan
 from lit_attn.config.study import read_studies
-from lit_attn.papers.claims import judge_claims
-from lit_attn.papers.page import make_tables, write_paper
-from lit_attn.papers.published import UNMEASURED, make_entries, read_records
+from lit_attn.papers.page import write_paper
+from lit_attn.papers.published import UNMEASURED, make_entries
 from lit_attn.papers.source import read_paper
 
 
+def run_reading(runs: Path, study: str, variant: str, value: float) -> Plan:
+    """Write the results of a variant that belongs to a reading, and return the plan."""
+    matrix = expand(read_studies(ROOT / "ablations.yaml")[study], runs)
+    matrix.write_plan()
+    metric = matrix.plan().metric.name
+    for job in matrix.jobs:
+        if job.variant == variant:
+            result(job.cell, {metric: value}).write(job.folder / "result.json")
+            curve = f"step,epoch,name,value\n10,0,{metric},{value}\n"
+            (job.folder / "metrics.csv").write_text(curve)
+    return matrix.plan()
+
+
 def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: Path) -> None:
-    source = read_paper("belief2", "", FOLDER)
-    table = make_tables(source, source.paper.tables["2"], {}, "Table 2.")[0]
+    table = draw(tmp_path, "belief2", "2")[0]
     assert table.headings == ["", "Attention", "Belief-Attention", "Belief2-Attention"]
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["val acc.", "72.01±0.20", "74.18±0.25", "76.15±0.25"],
@@ -36,6 +48,7 @@ def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: P
     ]
     note = 'Rows with a name have the published values, and each row "ours" has our values'
     assert any(line.startswith(note) for line in table.notes)
+    source = read_paper("belief2", "", FOLDER)
     assert write_paper(source, tmp_path / "none", tmp_path).is_file()
 
 
@@ -226,39 +239,25 @@ def test_a_cell_that_no_study_measures_is_not_one_that_has_not_run(tmp_path: Pat
 
 def test_readings_stand_in_a_second_block(tmp_path: Path) -> None:
     run_invented(tmp_path, "beliefformer", ["3"], lambda name, seed: 0.8)
-    source = read_paper("beliefformer", "", FOLDER)
-    table = source.paper.tables["3"]
-    records = read_records(source, [table], tmp_path)
-    assert len(make_tables(source, table, records, "T")) == 1
+    assert len(draw(tmp_path, "beliefformer", "3")) == 1
     # A reading has run as soon as one of its variants has a result.
-    matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-cifar10"], tmp_path)
-    for job in matrix.jobs:
-        if job.variant == "plain-belief":
-            result(job.cell).write(job.folder / "result.json")
-    records = read_records(source, [table], tmp_path)
-    first, second = make_tables(source, table, records, "T")
+    run_reading(tmp_path, "beliefformer-cifar10", "plain-belief", 0.5)
+    first, second = draw(tmp_path, "beliefformer", "3")
     assert len(first.rows) > len(second.rows) > 0
     assert "plain-*" in second.title
     assert "50.00" in " ".join(cell.text for row in second.rows for cell in row)
 
 
 def test_readings_of_single_rows_are_shown(tmp_path: Path) -> None:
-    source = read_paper("dcmha", "", FOLDER)
-    table = source.paper.tables["9"]
-    matrix = expand(read_studies(ROOT / "ablations.yaml")["dcmha-ablation"], tmp_path)
-    matrix.write_plan()
-    for job in matrix.jobs:
-        if job.variant == "global-rank-2":
-            invented = result(job.cell, {matrix.plan().metric.name: 12.5})
-            invented.write(job.folder / "result.json")
-    _, second = make_tables(source, table, read_records(source, [table], tmp_path), "T")
+    plan = run_reading(tmp_path, "dcmha-ablation", "global-rank-2", 12.5)
+    _, second = draw(tmp_path, "dcmha", "9")
     assert second.title == (
         "T Alternative reading: variants global-rank-1, global-rank-2, global-rank-4."
     )
     assert [row[0].text for row in second.rows] == ["R=2"]
     assert second.rows[0][1].text.startswith("12.50 (n=")
     # The departures from the released code are stated beside these numbers too.
-    assert any(matrix.plan().parity in note for note in second.notes)
+    assert any(plan.parity in note for note in second.notes)
 
 
 def test_a_column_whose_metric_is_a_speed_has_times(tmp_path: Path) -> None:
@@ -275,41 +274,35 @@ def test_rows_of_other_code_have_a_dagger_and_the_table_a_warning(tmp_path: Path
     cells = entries(tmp_path, "beliefformer", "3")
     assert cells["BeliefFormer", "val. acc"].endswith("(n=5) †")
     assert cells["BeliefFormer*", "val. acc"].endswith("(n=5)")
-    source = read_paper("beliefformer", "", FOLDER)
-    item = source.paper.tables["3"]
-    records = read_records(source, [item], tmp_path)
-    verdicts = judge_claims(source, {"": item}, records)
+    verdicts = judge(tmp_path, "beliefformer", "3")
     assert [verdict.judgement[-1] for verdict in verdicts] == ["†", "d", "†"]
+    source = read_paper("beliefformer", "", FOLDER)
     page = write_paper(source, tmp_path, tmp_path / "reports").with_name("index.md").read_text()
     assert "**beliefformer-cifar10: code differs between runs (c, d): rows with †" in page
 
 
 def test_small_results_stand_apart_from_published_ones(tmp_path: Path) -> None:
     run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.9 + seed / 100, "embedded")
-    source = read_paper("belief2", "embedded", FOLDER)
-    table = source.paper.tables["2"]
-    records = read_records(source, [table], tmp_path)
-    published, ours = make_tables(source, table, records, "Table 2.")
+    published, ours = draw(tmp_path, "belief2", "2", "embedded")
     texts = [[cell.text for row in t.rows for cell in row] for t in (published, ours)]
     assert "76.15±0.25" in texts[0]
     assert "76.15±0.25" not in texts[1]
     assert "92.00 ± 1.58 (n=5)" in texts[1]
+    source = read_paper("belief2", "embedded", FOLDER)
     page = write_paper(source, tmp_path, tmp_path / "reports").read_text()
     assert page.index("Small models") < page.index("<h2>")
     claims = page[page.index("Claims</h2>") : page.index("Table 1</h2>")]
     assert "<td>Belief2-Attention on handwritten digits</td>" in claims
 
 
-def test_a_table_that_measures_nothing_has_published_values_only() -> None:
-    source = read_paper("beliefformer", "", FOLDER)
-    (table,) = make_tables(source, source.paper.tables["4"], {}, "Table 4.")
+def test_a_table_that_measures_nothing_has_published_values_only(tmp_path: Path) -> None:
+    (table,) = draw(tmp_path, "beliefformer", "4")
     assert table.notes[-1] == "Published values."
     assert "ours" not in {row[0].text for row in table.rows}
 
 
 def test_a_table_without_small_models_is_printed_as_published_only(tmp_path: Path) -> None:
-    source = read_paper("dcmha", "embedded", FOLDER)
-    counts = [len(make_tables(source, source.paper.tables[n], {}, "Table.")) for n in ("2", "9")]
+    counts = [len(draw(tmp_path, "dcmha", number, "embedded")) for number in ("2", "9")]
     assert counts == [1, 2]
 
 
@@ -365,15 +358,7 @@ def test_readings_of_a_figure_are_drawn_below_it(tmp_path: Path) -> None:
     source = read_paper("beliefformer", "", FOLDER)
     page = write_paper(source, tmp_path, tmp_path / "reports")
     assert not (page.parent / "figure-5-panels-2.svg").exists()
-    matrix = expand(read_studies(ROOT / "ablations.yaml")["beliefformer-gpt2"], tmp_path)
-    for job in matrix.jobs:
-        if job.variant == "openwebtext-belief":
-            invented = result(job.cell, {matrix.plan().metric.name: 3.25})
-            invented.write(job.folder / "result.json")
-            (job.folder / "metrics.csv").write_text(
-                f"step,epoch,name,value\n10,0,{matrix.plan().metric.name},3.25\n"
-            )
-    matrix.write_plan()
+    plan = run_reading(tmp_path, "beliefformer-gpt2", "openwebtext-belief", 3.25)
     write_paper(source, tmp_path, tmp_path / "reports")
     names = sorted(path.name for path in page.parent.glob("figure-5-*.svg"))
     # The third reading shares the baseline with the figure.
@@ -382,7 +367,7 @@ def test_readings_of_a_figure_are_drawn_below_it(tmp_path: Path) -> None:
     start = text.index("figure-5-panels-2.svg")
     caption = text[text.rindex("![", 0, start) : start]
     assert "Alternative reading: variants openwebtext-" in caption
-    assert matrix.plan().parity in caption
+    assert plan.parity in caption
 
 
 def test_numbers_stand_beside_their_agreement_with_released_code(tmp_path: Path) -> None:

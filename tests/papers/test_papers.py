@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.invented_papers import FOLDER, NAMES
 from helpers.paths import EXPERIMENTS, ROOT
 
 from lit_attn.ablate.__main__ import main
@@ -18,8 +19,10 @@ from lit_attn.papers.layout import Table, find_numbers
 from lit_attn.papers.source import PaperSource, read_paper
 from lit_attn.schema.errors import ConfigError
 
-FOLDER = EXPERIMENTS / "papers"
-NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
+
+@pytest.fixture(autouse=True)
+def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 @cache
@@ -209,7 +212,7 @@ def test_every_variant_of_a_paper_exists(name: str, size: str) -> None:
         assert all(len(matrix.seeds) >= 5 for matrix in matrices)
 
 
-def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_runs_exactly_its_cells() -> None:
     matrices = papers.expand_paper(paper("mgk"), ["6"], Path("runs"), seeds=(3, 4))
     cells = {(job.study, job.variant, job.seed) for m in matrices for job in m.jobs}
     variants = ("softmax-2", "softmax-smgk-1", "softmax-mgk-1", "softmax-1", "smgk-1", "mgk-1")
@@ -217,19 +220,15 @@ def test_a_table_runs_exactly_its_cells(capsys: pytest.CaptureFixture[str]) -> N
     assert cells == expected
 
 
-def test_a_dry_run_counts_the_variants_of_its_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_counts_the_variants_of_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     """The study has six variants, of which the table needs two."""
-    monkeypatch.chdir(ROOT)
     assert main(["--paper", "attentionx", "--table", "1", "--dry-run"]) == 0
     assert "2 variants x 3 seeds = 6 cells" in capsys.readouterr().out
 
 
 def test_the_path_of_an_experiment_is_printed_without_a_way_back(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(ROOT)
     assert main(["--paper", "attentionx", "--small", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert f"  experiment {EXPERIMENTS}/digits_vit.yaml, baseline standard\n" in output
@@ -247,18 +246,13 @@ def test_a_table_without_a_small_study_names_the_size_that_has_one(
     arguments: list[str],
     explanation: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(ROOT)
     assert main(["--paper", *arguments, "--dry-run"]) == 2
     assert explanation in capsys.readouterr().err
 
 
-def test_costs_of_small_models_are_not_zero(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_of_small_models_are_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
     """An hour of a GPU has no digit that shows the time of a small model."""
-    monkeypatch.chdir(ROOT)
     assert main(["--paper", "attentionx", "--small", "--cost", "H100"]) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     times = [re.fullmatch(r"  (?:1|figure-1|all) +([\d.]+) (s|min)", line) for line in lines]
@@ -333,9 +327,7 @@ def test_wrong_commands_are_one_line(
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(ROOT)
     assert main([*arguments, "--dry-run"]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -15,6 +15,7 @@ from scipy import stats
 from lit_attn.papers.published import read_records
 from lit_attn.papers.replications import judge, judge_text, make_replications_table
 from lit_attn.papers.source import Paper, read_paper
+from lit_attn.report.tables.formats import Table
 
 OURS = [18.1, 19.4, 18.8, 20.3, 19.0]
 
@@ -82,29 +83,26 @@ def test_the_printed_deviation_counts_unless_another_one_is_given() -> None:
     assert judge_text("72.01±0.20", replaced, ours) == judge(ours, 72.01, 1.5, 3, 0.5)
 
 
+def make_table(runs: Path) -> Table:
+    """Return the table of the published numbers of Belief2."""
+    source = replace(read_paper("belief2", "", FOLDER), runs=runs)
+    items = source.items(())
+    return make_replications_table(source, items, read_records(source, items.values(), runs))
+
+
 def test_the_page_of_a_paper_judges_its_published_numbers(tmp_path: Path) -> None:
     run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e5, seeds=None)
-    source = replace(read_paper("belief2", "", FOLDER), runs=tmp_path)
-    items = source.items(())
-    table = make_replications_table(source, items, read_records(source, items.values(), tmp_path))
+    table = make_table(tmp_path)
     rows = [[cell.text for cell in row] for row in table.rows]
-    assert [row[0] for row in rows] == [f"{name}, val acc." for name in source_rows(source.paper)]
+    names = read_paper("belief2", "", FOLDER).paper.tables["2"].rows
+    assert [row[0] for row in rows] == [f"{name}, val acc." for name in names]
     assert rows[0][3:6] == ["72.01±0.20 (3)", "72.050", "3"]
     assert [row[-1] for row in rows] == ["reproduced", "not reproduced", "not reproduced"]
     assert "1 reproduced, 2 not reproduced, 0 undecided, 0 not run" in table.title
-
-
-def source_rows(paper: Paper) -> list[str]:
-    return list(paper.tables["2"].rows)
-
-
-def test_a_number_waits_for_all_planned_seeds(tmp_path: Path) -> None:
-    run_invented(tmp_path, "belief2", ["2"], lambda name, seed: 0.72 + seed / 1e5, seeds=None)
+    # A number waits for all planned seeds.
     next(tmp_path.glob("belief2-cifar100/standard/50-*/result.json")).unlink()
-    source = replace(read_paper("belief2", "", FOLDER), runs=tmp_path)
-    items = source.items(())
-    table = make_replications_table(source, items, read_records(source, items.values(), tmp_path))
-    assert table.rows[0][-1].text == "undecided: 1 seed without a result"
+    verdict = make_table(tmp_path).rows[0][-1].text
+    assert verdict == "undecided: 1 seed without a result"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import studies
-from helpers.paths import EXPERIMENTS
+from helpers.invented_papers import FOLDER, NAMES
 from helpers.shipped import shipped_matrix, shipped_studies
 
 from lit_attn.ablate.axes import combine_axes
@@ -17,13 +17,10 @@ from lit_attn.papers.source import read_paper
 from lit_attn.papers.study_numbers import PublishedCell, list_cells, parse_cell
 from lit_attn.schema.errors import ConfigError
 
-PAPERS = EXPERIMENTS / "papers"
-NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
-
 
 @cache
 def cells_of(paper: str) -> tuple[PublishedCell, ...]:
-    return tuple(list_cells(read_paper(paper, folder=PAPERS).paper))
+    return tuple(list_cells(read_paper(paper, folder=FOLDER).paper))
 
 
 def contradictions(paper: str) -> Iterator[set[PublishedCell]]:
