@@ -1,7 +1,5 @@
 """Statistics for frames of any program."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -83,22 +81,3 @@ def test_a_frame_with_a_missing_name_is_refused() -> None:
     frame = make_frame().replace({"variant": {"same": None}})
     with pytest.raises(ConfigError, match="frame: row 16: variant: is empty"):
         compare(frame, pairs="seed", baseline="standard")
-
-
-@pytest.mark.process
-def test_a_comparison_needs_no_torch(tmp_path: Path) -> None:
-    make_frame().to_csv(tmp_path / "results.csv", index=False)
-    code = (
-        "import sys\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'lightning', 'timm', 'matplotlib'):\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "import pandas as pd\n"
-        "from lit_attn.report import compare\n"
-        f"frame = pd.read_csv({str(tmp_path / 'results.csv')!r})\n"
-        "print(compare(frame, pairs='seed', baseline='standard').verdict.tolist())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "['baseline', 'better', 'undecided']\n"

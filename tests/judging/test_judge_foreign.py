@@ -1,6 +1,5 @@
 """The command `judge` with runs of other programs, and mistakes as JSON."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -222,15 +221,27 @@ def test_other_objects_than_frames_of_runs_are_refused(function: Any) -> None:
 
 
 @pytest.mark.process
-def test_judging_a_table_imports_no_torch(tmp_path: Path) -> None:
-    path = write_table(tmp_path)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "assert main('judge runs.csv --pairs none --baseline base --json'.split()) == 0",
+        "assert main('judge --runs runs --json'.split()) == 1",
+        "assert main('laws laws.csv --cost c --metric l:min --baseline base'.split()) == 0",
+        "compared = compare(pd.read_csv('runs.csv'), pairs='none', baseline='base')\n"
+        "assert compared.verdict.tolist() == ['baseline', 'better']",
+    ],
+    ids=["table", "records", "laws", "frame"],
+)
+def test_judging_imports_no_torch(statement: str, tmp_path: Path) -> None:
+    write_table(tmp_path)
+    write_study(tmp_path / "runs")
+    (tmp_path / "laws.csv").write_text("variant,c,l\nbase,1,2\nbase,2,1.5\nidea,2,1.4\n")
     code = (
-        "import sys\n"
-        "sys.modules['torch'] = sys.modules['lightning'] = sys.modules['matplotlib'] = None\n"
-        "from lit_attn.__main__ import main\n"
-        f"words = ['judge', {str(path)!r}, '--pairs', 'none', '--baseline', 'base', '--json']\n"
-        "sys.exit(main(words))"
+        "import sys; import pandas as pd; from lit_attn.__main__ import main\n"
+        "from lit_attn.report import compare\n"
+        f"{statement}\n"
+        "assert not {'torch', 'lightning', 'timm', 'matplotlib'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["command"] == "judge"

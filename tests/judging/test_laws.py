@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -196,20 +194,6 @@ def test_the_example_of_the_page(
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out.startswith("2.604")
-
-
-@pytest.mark.process
-def test_the_command_imports_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("variant,c,l\nbase,1,2\nbase,2,1.5\nidea,2,1.4\n")
-    code = (
-        "import sys; from lit_attn.__main__ import main;"
-        " main('laws a.csv --cost c --metric l:min --baseline base'.split());"
-        " sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_law_that_is_too_steep_for_floating_point_has_finite_numbers() -> None:

@@ -186,17 +186,6 @@ def test_a_wrong_study_is_one_line(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.process
-def test_judge_imports_no_torch(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs")
-    code = (
-        "import sys; from lit_attn.__main__ import main;"
-        f"main(['judge', '--runs', {str(tmp_path / 'runs')!r}, '--json']);"
-        "assert not {'torch', 'matplotlib', 'lightning'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 def test_a_command_prints_the_schema_of_each_answer_without_torch() -> None:
     code = (
         "import sys; from lit_attn.__main__ import main;"
