@@ -1,6 +1,8 @@
 """Invented records of a study for the tests of the report."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,6 +65,17 @@ def read(root: Path, **study: object) -> StudyRecord:
     """Write a study with `write_study` and read it again."""
     write_study(root, **study)
     return next(read_studies(root))
+
+
+def change_results(
+    folder: Path, change: Callable[[PlannedCell], dict[str, Any] | None]
+) -> StudyRecord:
+    """Write the results of a study with the values of `change`, and read it; None leaves a cell."""
+    for cell in Plan.load(folder / "plan.json").cells:
+        values = change(cell)
+        if values is not None:
+            result(cell, 0.5, **values).write(folder / cell.path / "result.json")
+    return next(read_studies(folder.parent, [folder.name]))
 
 
 def accuracy_of(effect: float, seed: int, variant: str) -> float:

@@ -6,11 +6,15 @@ from pathlib import Path
 from helpers.fake_cells import result
 from helpers.paths import EXPERIMENTS
 from lit_attn.cells.records import Spread
+from lit_attn.papers.claims import Verdict, judge_claims
+from lit_attn.papers.page import make_tables
 from lit_attn.papers.published import make_entries, read_records
 from lit_attn.papers.runs import expand_paper
 from lit_attn.papers.source import read_paper
+from lit_attn.report.tables.formats import Table
 
 FOLDER = EXPERIMENTS / "papers"
+NAMES = ("attentionx", "belief2", "beliefformer", "dcmha", "mgk")
 CLOCK = "step,seconds\n10,5.0\n20,11.0\n"
 
 
@@ -60,3 +64,17 @@ def entries(runs: Path, paper: str, number: str, size: str = "") -> dict[tuple[s
         for line in make_entries(source, item, records)
         for entry in line
     }
+
+
+def judge(runs: Path, paper: str, *numbers: str, size: str = "") -> list[Verdict]:
+    """Return the verdicts of the claims of some tables and figures."""
+    source = read_paper(paper, size, FOLDER)
+    items = source.items(list(numbers))
+    return judge_claims(source, items, read_records(source, items.values(), runs))
+
+
+def draw(runs: Path, paper: str, number: str, size: str = "") -> list[Table]:
+    """Return the tables with the title "T" of a printed table and its readings."""
+    source = read_paper(paper, size, FOLDER)
+    item = source.paper.tables[number]
+    return make_tables(source, item, read_records(source, [item], runs), "T")

@@ -4,12 +4,13 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fake_study import result, write_study
+from helpers.fake_study import change_results, write_study
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, PlannedCell
 from lit_attn.judging.prepare import Choices, prepare
 from lit_attn.judging.table import read_table
 from lit_attn.report.records.read import read_studies
@@ -29,12 +30,12 @@ def write(
     folder = write_study(
         root, variants=dict.fromkeys(values, 0.0), seeds=seeds, failures=failed, metric=metric
     )
-    for cell in Plan.model_validate_json((folder / "plan.json").read_bytes()).cells:
+
+    def change(cell: PlannedCell) -> dict[str, Any] | None:
         value = values[cell.variant][cell.seed]
-        if value is not None:
-            record = result(cell, 0.5, metrics={"test/score": value})
-            record.write(folder / cell.path / "result.json")
-    return next(read_studies(root))
+        return None if value is None else {"metrics": {"test/score": value}}
+
+    return change_results(folder, change)
 
 
 def compare(

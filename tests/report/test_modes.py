@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, PlannedCell
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics.modes import find_groups
 from lit_attn.report.verdicts.judge import judge_study
@@ -93,30 +93,33 @@ def read_two_modes(
 
     `metrics` are further ones of learned and other cells.
     """
-    fake_study.write_study(folder, variants={"base": 0.0, "good": 0.0, "same": 0.0}, seeds=8)
-    path = folder / "fake/plan.json"
     metric = Metric(name="test/accuracy", label="accuracy (%)", goal=goal, scale=100)
-    plan = Plan.load(path).model_copy(update={"metric": metric})
-    plan.write(path)
-    for cell in plan.cells:
-        number = {"base": 1, "good": 7, "same": 1}[cell.variant]
-        has_learned = cell.seed < number
+    variants = {"base": 0.0, "good": 0.0, "same": 0.0}
+    study = fake_study.write_study(folder, variants=variants, seeds=8, metric=metric)
+
+    def change(cell: PlannedCell) -> dict[str, Any]:
+        has_learned = cell.seed < {"base": 1, "good": 7, "same": 1}[cell.variant]
         value = (0.99 if has_learned else 0.12) + 0.001 * cell.seed
         further = {} if metrics is None else metrics["learned" if has_learned else "other"]
-        result = fake_study.result(cell, value, metrics={"test/accuracy": value, **further})
-        result.write(folder / "fake" / cell.path / "result.json")
-    (study,) = fake_study.read_studies(folder)
-    return study
+        return {"metrics": {"test/accuracy": value, **further}}
+
+    return fake_study.change_results(study, change)
 
 
 def test_the_warning_counts_the_seeds_of_each_group_with_fishers_test(tmp_path: Path) -> None:
-    (warning,) = warn_of_modes(read_two_modes(tmp_path))
+    study = read_two_modes(tmp_path / "runs")
+    (warning,) = warn_of_modes(study)
     # Two comparisons: Holm's factor of the smallest p is 2.
     p = 2 * fisher_exact([[7, 1], [1, 7]]).pvalue
     assert "accuracy (%) is 12.1 to 12.7 or 99 to 99.6, and never between" in warning
     shares = f"base 1 of 8; good 7 of 8 (p = {p:.2g}); same 1 of 8 (p = 1)"
     assert f"With 99 to 99.6 end {shares}" in warning
     assert "Compare a metric that is 1 for such a seed" in warning
+    assert warning in judge_study(study).warnings
+    folder = report(tmp_path)
+    for name in ("table.txt", "table.full.md", "table.html"):
+        text = " ".join((folder / name).read_text("utf-8").split())
+        assert "two groups of seeds: accuracy (%)" in text, name
 
 
 def test_the_better_group_follows_the_goal(tmp_path: Path) -> None:
@@ -131,16 +134,6 @@ def test_the_warning_names_a_metric_that_counts_the_seeds(tmp_path: Path) -> Non
     }
     (warning,) = warn_of_modes(read_two_modes(tmp_path, metrics=metrics))
     assert warning.endswith("The metric test/solved of the same cells counts them.")
-
-
-def test_the_table_and_the_verdict_have_the_warning(tmp_path: Path) -> None:
-    study = read_two_modes(tmp_path / "runs")
-    (warning,) = warn_of_modes(study)
-    assert warning in judge_study(study).warnings
-    folder = report(tmp_path)
-    for name in ("table.txt", "table.full.md", "table.html"):
-        text = " ".join((folder / name).read_text("utf-8").split())
-        assert "two groups of seeds: accuracy (%)" in text, name
 
 
 def test_shares_and_usual_values_have_no_warning(tmp_path: Path) -> None:

@@ -91,9 +91,3 @@ def test_samples_that_do_not_belong_to_every_result_are_left_out(
     table = read_table(tmp_path)
     assert table["test_error"].notna().tolist() == [True, False, True]
     assert ("units.npz" in caplog.text) == (damage != "missing")
-
-
-def test_without_samples_there_is_no_column(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", seeds=3)
-    assert read_table(tmp_path)["test_error"].isna().all()
-    assert "test s.e." not in (tmp_path / "reports" / "fake" / "table.full.md").read_text()

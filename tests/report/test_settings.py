@@ -67,13 +67,6 @@ def test_variants_without_a_configuration_have_no_settings(tmp_path: Path) -> No
     assert not (folder / "settings.csv").exists()
 
 
-def test_the_ffn_width_is_a_column(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs", seeds=2)
-    (folder,) = write_reports(tmp_path / "runs", tmp_path / "reports")
-    assert "| FFN width |" in (folder / "table.full.md").read_text()
-    assert set(pd.read_csv(folder / "table.csv")["ffn_width"]) == {384}
-
-
 def test_a_damaged_configuration_is_told_and_the_next_one_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

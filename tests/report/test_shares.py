@@ -3,6 +3,7 @@
 import itertools
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from helpers import fake_study
 from helpers.significance import sign_flip_p
 from scipy.stats import binomtest
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, PlannedCell
 from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics.shares import difference_interval, share_interval
 from lit_attn.report.tables.results import make_results_table
@@ -60,18 +61,16 @@ def test_the_interval_of_a_difference_covers_at_least_as_often_as_it_says(pairs:
     assert smallest >= 0.95
 
 
-def read_solved(folder: Path, metric: Metric = SOLVED) -> StudyRecord:
+def read_solved(folder: Path) -> StudyRecord:
     """Return a study of eight seeds: the baseline solves none, one variant all, one a half."""
-    fake_study.write_study(folder, variants={"base": 0.0, "all": 0.0, "half": 0.0}, seeds=8)
-    path = folder / "fake/plan.json"
-    plan = Plan.load(path).model_copy(update={"metric": metric})
-    plan.write(path)
-    for cell in plan.cells:
+    variants = {"base": 0.0, "all": 0.0, "half": 0.0}
+    study = fake_study.write_study(folder, variants=variants, seeds=8, metric=SOLVED)
+
+    def change(cell: PlannedCell) -> dict[str, Any]:
         solved = {"base": 0.0, "all": 1.0, "half": float(cell.seed < 4)}[cell.variant]
-        result = fake_study.result(cell, 0.5, metrics={"test/solved": solved})
-        result.write(folder / "fake" / cell.path / "result.json")
-    (study,) = fake_study.read_studies(folder)
-    return study
+        return {"metrics": {"test/solved": solved}}
+
+    return fake_study.change_results(study, change)
 
 
 def test_shares_of_seeds_have_exact_intervals_in_the_table(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.fake_study import result, write_study
+from helpers.fake_study import change_results, write_study
 
-from lit_attn.cells.records import Plan, Spread
+from lit_attn.cells.records import PlannedCell, Spread
 from lit_attn.report.figures.drawing import assign_styles
 from lit_attn.report.figures.speedup import (
     describe_speedups,
@@ -14,7 +15,6 @@ from lit_attn.report.figures.speedup import (
     find_speedups,
     make_speedup_table,
 )
-from lit_attn.report.records.read import read_studies
 from lit_attn.report.records.study_record import StudyRecord
 
 METRIC = {"name": "val/loss", "label": "loss", "goal": "min", "scale": 1}
@@ -24,17 +24,19 @@ FLOPS = {"standard": 1000, "variant": 2000}
 
 def write_levels(root: Path, seconds: dict[str, float]) -> list[StudyRecord]:
     """Write two levels in which a step of each variant has its FLOPs and its time."""
+
+    def change(cell: PlannedCell) -> dict[str, Any]:
+        spread = Spread(median=seconds[cell.variant], iqr=0.0, count=9)
+        costs = {"flops": FLOPS[cell.variant], "batch_size": 4, "step_time": spread}
+        return {"metrics": {"val/loss": 1.0}, **costs}
+
+    studies = []
     for level in ("small", "large"):
         settings = {"metric": METRIC, "family": "ladder", "level": level}
         variants = dict.fromkeys(FLOPS, 0.0)
         folder = write_study(root, f"ladder-{level}", variants, seeds=3, **settings)
-        for cell in Plan.model_validate_json((folder / "plan.json").read_bytes()).cells:
-            spread = Spread(median=seconds[cell.variant], iqr=0.0, count=9)
-            costs = {"flops": FLOPS[cell.variant], "batch_size": 4, "step_time": spread}
-            record = result(cell, 0.5, metrics={"val/loss": 1.0}, **costs)
-            record.write(folder / cell.path / "result.json")
-    order = {"small": 0, "large": 1}
-    return sorted(read_studies(root), key=lambda study: order[study.plan.level])
+        studies.append(change_results(folder, change))
+    return studies
 
 
 MULTIPLIERS = {

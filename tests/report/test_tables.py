@@ -59,6 +59,14 @@ def test_a_complete_study_has_these_numbers(tmp_path: Path) -> None:
     assert "cannot fall below 0.0625 with 5 pairs" in markdown
     assert "needs at least 6 seeds." in markdown
     assert "3,375,076" in markdown
+    assert "| FFN width |" in markdown
+    assert set(table["ffn_width"]) == {384}
+    for text in (markdown, (folder / "table.html").read_text()):
+        assert "seeds needed" in text.lower()
+        assert "corrected for 2 comparisons by the step-down max-T method" in text
+    # Nothing is said about what no cell has recorded.
+    assert table["test_error"].isna().all()
+    assert "test s.e." not in markdown
     assert "could not be read" not in markdown
     differs, largest, _, *counts = index_cells(tmp_path)
     assert differs == "none"
@@ -167,15 +175,6 @@ def test_one_seed_keeps_three_digits_of_small_values(tmp_path: Path) -> None:
     assert re.search(rf"\| belief \| \**{mean:.4f}\** \| 1 \|", markdown)
     assert "of 1 planned (seed 0)" in markdown
     assert "metric's step" not in markdown
-
-
-def test_the_caption_of_every_format_names_the_test(tmp_path: Path) -> None:
-    write_study(tmp_path / "runs")
-    folder = report(tmp_path)
-    for name in ("table.full.md", "table.html"):
-        text = (folder / name).read_text()
-        assert "seeds needed" in text.lower()
-        assert "corrected for 2 comparisons by the step-down max-T method" in text
 
 
 @pytest.mark.slow

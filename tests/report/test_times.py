@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from lit_attn.ablate.plan import expand
 from lit_attn.ablate.power import find_study_power
 from lit_attn.cells.decisions import Seals
 from lit_attn.cells.floors import FLOORS_FILE, Floors, FloorValues
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, PlannedCell
 from lit_attn.config.study import read_studies
 from lit_attn.report.__main__ import main
-from lit_attn.report.records import read
+from lit_attn.report.records.study_record import StudyRecord
 from lit_attn.report.statistics.significance import TESTS
 from lit_attn.report.statistics.times import Censored, count_events, find_median, find_scores
 from lit_attn.report.tables.judgement import draw_values
@@ -134,9 +135,7 @@ def test_the_power_of_a_log_rank_test_is_that_of_simulated_studies() -> None:
     assert TEST.find_power(2.0, [5, 5], 10, 0.05) == 0, "252 divisions are too few for .005"
 
 
-def read_times(
-    root: Path, pairs: str, steps: int = LIMIT, **times: Sequence[float]
-) -> read.StudyRecord:
+def read_times(root: Path, pairs: str, steps: int = LIMIT, **times: Sequence[float]) -> StudyRecord:
     """Return a study of times until a probe is solved, whose runs have ended after `steps`."""
     metric = Metric(
         name="test/unsolved_steps",
@@ -150,12 +149,11 @@ def read_times(
     folder = fake_study.write_study(
         root, variants=dict.fromkeys(times, 0.0), seeds=count, metric=metric
     )
-    for cell in Plan.load(folder / "plan.json").cells:
-        metrics = {metric.name: float(times[cell.variant][cell.seed])}
-        fake_study.result(cell, 0.9, metrics=metrics, steps=steps).write(
-            folder / cell.path / "result.json"
-        )
-    return next(read.read_studies(root))
+
+    def change(cell: PlannedCell) -> dict[str, Any]:
+        return {"metrics": {metric.name: float(times[cell.variant][cell.seed])}, "steps": steps}
+
+    return fake_study.change_results(folder, change)
 
 
 def test_a_run_with_all_steps_is_censored_where_records_are_read(tmp_path: Path) -> None:
@@ -207,7 +205,8 @@ def test_a_time_beside_the_metric_of_a_study_has_a_median(tmp_path: Path) -> Non
         seeds=3,
         events={"test/unsolved_steps": "solved"},
     )
-    for cell in Plan.load(folder / "plan.json").cells:
+
+    def change(cell: PlannedCell) -> dict[str, Any]:
         # The limit of a run that `training.stop` has ended is its last step.
         steps = 170 if (cell.variant, cell.seed) == ("standard", 2) else LIMIT
         metrics = {
@@ -215,9 +214,9 @@ def test_a_time_beside_the_metric_of_a_study_has_a_median(tmp_path: Path) -> Non
             "test/loss": 0.25,
             "test/unsolved_steps": float(times[cell.variant][cell.seed]),
         }
-        result = fake_study.result(cell, 0.5, metrics=metrics, steps=steps)
-        result.write(folder / cell.path / "result.json")
-    table = make_metrics_table(next(read.read_studies(tmp_path / "runs")))
+        return {"metrics": metrics, "steps": steps}
+
+    table = make_metrics_table(fake_study.change_results(folder, change))
     assert table.headings == ["variant", "test/loss", "test/unsolved_steps"]
     texts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     # At step 180 the run that had ended at 170 is no longer at risk.
