@@ -57,6 +57,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.fixture(scope="module")
+def exported(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the exported folder of each run."""
+    root = tmp_path_factory.mktemp("exported")
+    for name, folder in runs.items():
+        assert main(["export", "hub", str(folder), f"--out={root / name}"]) == 0
+    return root
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["averaged", "tied"])
 def test_an_exported_network_has_the_same_outputs_bit_by_bit(
@@ -79,12 +88,10 @@ def test_an_exported_network_has_the_same_outputs_bit_by_bit(
 
 
 def test_the_card_and_the_configuration_describe_the_cell(
-    runs: dict[str, Path], tmp_path: Path
+    runs: dict[str, Path], exported: Path
 ) -> None:
-    folder = runs["averaged"]
-    assert main(["export", "hub", str(folder), f"--out={tmp_path / 'out'}"]) == 0
-    card = ModelCard.load(tmp_path / "out" / "README.md")
-    result = Result.model_validate_json((folder / "result.json").read_text())
+    card = ModelCard.load(exported / "averaged" / "README.md")
+    result = Result.model_validate_json((runs["averaged"] / "result.json").read_text())
     (measured,) = card.data.eval_results
     assert (measured.metric_type, measured.dataset_name) == ("test/averaged-accuracy", "digits")
     assert measured.metric_value == result.metrics["test/averaged-accuracy"]
@@ -92,7 +99,7 @@ def test_the_card_and_the_configuration_describe_the_cell(
     for text in (f"{100 * measured.metric_value:.4g}", result.code, result.data, "seed 0", "zz"):
         assert text in card.text
     assert "load_exported" in card.text
-    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    fields = json.loads((exported / "averaged" / "config.json").read_text())
     assert Cell.model_validate(fields).fingerprint == result.identity
 
 
@@ -100,11 +107,8 @@ def test_the_card_and_the_configuration_describe_the_cell(
     ("name", "text"),
     [("averaged", 'belief2, {"residual": {"kind": "split"}, "zz": true}'), ("tied", "standard")],
 )
-def test_the_card_names_the_attention(
-    name: str, text: str, runs: dict[str, Path], tmp_path: Path
-) -> None:
-    assert main(["export", "hub", str(runs[name]), f"--out={tmp_path / 'out'}"]) == 0
-    assert f"\n| attention | {text} |\n" in (tmp_path / "out" / "README.md").read_text()
+def test_the_card_names_the_attention(name: str, text: str, exported: Path) -> None:
+    assert f"\n| attention | {text} |\n" in (exported / name / "README.md").read_text()
 
 
 def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -118,9 +122,8 @@ def test_trackers_are_not_exported(runs: dict[str, Path], tmp_path: Path) -> Non
     load_exported(tmp_path / "out")
 
 
-def test_no_absolute_path_is_exported(runs: dict[str, Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["export", "hub", str(runs["tied"]), f"--out={out}"]) == 0
+def test_no_absolute_path_is_exported(runs: dict[str, Path], exported: Path) -> None:
+    out = exported / "tied"
     written = (out / "config.json").read_text() + (out / "README.md").read_text()
     assert '"train.txt"' in written
     config = parse_plain((runs["tied"] / "config.yaml").read_text(), "config.yaml")
@@ -155,9 +158,8 @@ def change(folder: Path, out: Path, **model: Any) -> Path:
     return out
 
 
-def test_torn_folders_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["export", "hub", str(runs["averaged"]), f"--out={out}"]) == 0
+def test_torn_folders_are_refused(exported: Path, tmp_path: Path) -> None:
+    out = change(exported / "averaged", tmp_path / "out")
     with pytest.raises(ConfigError, match=r"model\.safetensors: are not the weights of this cell"):
         load_exported(change(out, tmp_path / "shallow", depth=1))
     with pytest.raises(ConfigError, match=r"config\.json: experiment\.model\.dim: "):

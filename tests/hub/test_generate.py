@@ -39,15 +39,19 @@ def rotary_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_cell(cell, tmp_path_factory.mktemp("rotary"))
 
 
-@pytest.fixture(scope="module")
-def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("words")
-    (root / "train.txt").write_text(WORDS * 40)
-    words = {"kind": "words", "size": 9}
-    data = {"train": str(root / "train.txt"), "test": None, "tokenizer": words}
+def train_on_text(root: Path, text: str, tokenizer: dict[str, Any]) -> Path:
+    """Train a model on a text with this tokenizer, and return its run."""
+    (root / "train.txt").write_text(text)
+    data = {"train": str(root / "train.txt"), "test": None, "tokenizer": tokenizer}
     fields = text_cell(data=data).model_dump(mode="json")
     fields["metric"]["name"] = "val/loss"
     return train_cell(Cell.model_validate(fields), root)
+
+
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("words")
+    return train_on_text(root, WORDS * 40, {"kind": "words", "size": 9})
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -127,12 +131,7 @@ def test_word_models_generate_known_words(
 def test_models_of_characters_generate_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.txt").write_text("né\n" * 100)
-    characters = {"kind": "characters", "size": 3}
-    data = {"train": str(tmp_path / "train.txt"), "test": None, "tokenizer": characters}
-    fields = text_cell(data=data).model_dump(mode="json")
-    fields["metric"]["name"] = "val/loss"
-    run = train_cell(Cell.model_validate(fields), tmp_path)
+    run = train_on_text(tmp_path, "né\n" * 100, {"kind": "characters", "size": 3})
     capsys.readouterr()
     text = output_of(capsys, run, "--prompt", "né", "--tokens", "8")
     assert len(text) == 2 + 8 + 1

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import fake_study
 
-from lit_attn.cells.records import Metric, Plan
+from lit_attn.cells.records import Metric, Plan, PlannedCell
 from lit_attn.report import write_reports
 from lit_attn.report.figures import drawing
 from lit_attn.report.figures.scaling import (
@@ -52,14 +53,14 @@ def write_ladder(
         folder = fake_study.write_study(
             root, f"ladder-{level}", dict.fromkeys(leads, 0.0), seeds, **settings
         )
-        cells = Plan.model_validate_json((folder / "plan.json").read_bytes()).cells
-        for cell in cells:
-            cost = 3 * flops * BATCH * STEPS
-            loss = 10 * (leads[cell.variant] * cost) ** -0.1 * math.exp(generator.normal(0, noise))
-            result = fake_study.result(
-                cell, 0.5, flops=int(flops), batch_size=BATCH, steps=STEPS
-            ).model_copy(update={"metrics": {"val/loss": loss, "val/accuracy": loss}})
-            result.write(folder / cell.path / "result.json")
+        costs = {"flops": int(flops), "batch_size": BATCH, "steps": STEPS}
+
+        def change(cell: PlannedCell, costs: dict[str, int] = costs) -> dict[str, Any]:
+            compute = leads[cell.variant] * 3 * costs["flops"] * BATCH * STEPS
+            loss = 10 * compute**-0.1 * math.exp(generator.normal(0, noise))
+            return {"metrics": {"val/loss": loss, "val/accuracy": loss}, **costs}
+
+        fake_study.change_results(folder, change)
 
 
 def read_ladder(root: Path) -> tuple[list[Point], StudyRecord]:
