@@ -24,13 +24,7 @@ from lit_attn.models.seeded_draws import by_shape
 from lit_attn.replace.external import ModuleConfig
 from lit_attn.replace.timm_models import TimmConfig
 from lit_attn.replace.transformers_models import TransformersConfig
-from lit_attn.signatures import (
-    ImageLabels,
-    ImageTargets,
-    LabelledTokens,
-    TaggedTokens,
-    TokenStream,
-)
+from lit_attn.signatures import ImageLabels, ImageTargets, LabelledTokens, TaggedTokens, TokenStream
 
 IMAGES = ImageLabels((1, 8, 8), 10)
 TEXT = TokenStream(50, 16)
@@ -285,9 +279,7 @@ def test_the_ffn_cannot_be_left_out() -> None:
         make_hub("bert").check(LabelledTokens(50, 16, 3, pairs=True))
 
 
-def test_a_class_can_build_its_attention_layers_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_class_can_build_its_attention_layers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Net(nn.Module):
         def __init__(self, attention: type[Attention], shape: Any, classes: int) -> None:
             super().__init__()

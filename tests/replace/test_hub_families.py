@@ -1,5 +1,7 @@
 """Families of transformers: a replaced model computes the same, also with large logits.
 
+Some decoders have sinks, ALiBi, groups of rows, or a dropout of the output.
+
 All models are tiny and have random weights, to which noise is added. They compute in float64, and
 the matrices of their attention modules are five times as large as usual: a cap of the logits, a
 clip or a forgotten scale then changes the outputs.
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from helpers.replaced_models import assert_refused, count, enlarge, layers, make_hub
+from helpers.replaced_models import assert_refused, count, enlarge, find_layers, layers, make_hub
 from torch import Tensor
 
 from lit_attn import replace_attention
@@ -105,11 +107,7 @@ ENCODERS: dict[str, Options] = {
     | {"sep_token_id": 2},
     "roberta": TEXT,
 }
-VISION: dict[str, Options] = {
-    "dinov2": IMAGE,
-    "siglip_vision_model": IMAGE,
-    "vit": IMAGE,
-}
+VISION: dict[str, Options] = {"dinov2": IMAGE, "siglip_vision_model": IMAGE, "vit": IMAGE}
 PAIRS: dict[str, Options] = {"clip": TOWERS, "siglip": TOWERS}
 TRANSLATORS: dict[str, Options] = {"t5": T5, "whisper": WHISPER}
 
@@ -215,10 +213,12 @@ ROUNDED += ("vaultgemma",)
 """Families whose rotation, norms or eager softmax are in float32 also in float64."""
 
 
-def make_model(name: str, implementation: str = "eager", seed: int = 0) -> Any:
+def make_model(
+    name: str, implementation: str = "eager", seed: int = 0, config: Options | None = None
+) -> Any:
     """Return a model of a family with disturbed weights, in evaluation mode and in float64."""
     family = (FAMILIES | RELATIVES)[name]
-    model = make_hub(name, family.config, implementation, family.factory, seed)
+    model = make_hub(name, config or family.config, implementation, family.factory, seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
@@ -369,10 +369,91 @@ def test_another_mechanism_decodes_from_the_cache_as_without_it(name: str) -> No
     assert torch.equal(cached, model.generate(**inputs, **options, use_cache=False))
 
 
-def test_capped_logits_refuse_a_composition_and_attention_without_logits() -> None:
+FALCONS = {
+    "alibi": {"alibi": True, "multi_query": False},
+    "alibi for three heads": {"alibi": True, "hidden_size": 24, "num_attention_heads": 3},
+    "groups": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "heads": {"multi_query": False, "bias": True},
+    "one key": {"multi_query": True, "parallel_attn": False},
+}
+
+
+@pytest.mark.parametrize("name", FALCONS)
+def test_every_form_of_falcon_computes_and_generates_the_same(name: str) -> None:
+    model = make_model("falcon", "sdpa", config=FALCON | FALCONS[name])
+    enlarge(model)
+    inputs = make_tokens(padded_left=True)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = compute(model, inputs)
+    tokens = model.generate(**inputs, **options)
+    replace_attention(model, "standard")
+    torch.testing.assert_close(compute(model, inputs), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model.generate(**inputs, **options), tokens)
+
+
+def test_alibi_that_transformers_adds_twice_is_refused() -> None:
+    model = make_model("falcon", config=FALCON | {"alibi": True})
+    assert_refused(model, "standard", "transformers adds ALiBi twice with attn_implement")
+    replace_attention(make_model("falcon", config=FALCON | {"alibi": False}), "standard")
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "changes", "reason"),
+    [
+        ("bloom", "eager", {}, "to which this module adds a mask or"),
+        ("falcon", "sdpa", {"alibi": True}, "to which .* ALiBi"),
+        ("gpt_oss", "eager", {}, "to which this module adds a sink"),
+        ("gemma2", "eager", {}, "which this module"),
+    ],
+)
+def test_attention_without_logits_is_refused(
+    name: str, implementation: str, changes: Options, reason: str
+) -> None:
+    model = make_model(name, implementation, config=FAMILIES[name].config | changes)
+    assert_refused(model, "linear", f"'linear' attention has no logits, {reason}")
+
+
+def test_the_sinks_of_gpt_oss_are_those_of_our_normaliser() -> None:
+    model = make_model("gpt_oss")
+    inputs = make_tokens()
+    sinks = model.model.layers[0].self_attn.sinks
+    expected = compute(model, inputs)
+    same = replace_attention(copy.deepcopy(model), "sink")
+    torch.testing.assert_close(compute(same, inputs), expected, rtol=1e-12, atol=1e-12)
+    replace_attention(model, "standard")
+    assert find_layers(model)[0].normaliser.logit is sinks
+    model(**inputs).logits.square().sum().backward()
+    assert sinks.grad is not None
+    with torch.no_grad():
+        sinks += 1
+    assert not torch.allclose(compute(model, inputs), expected, atol=1e-4)
+
+
+def test_another_normaliser_has_no_place_for_sinks() -> None:
+    message = "normaliser: 'softpick' has no place for its sinks"
+    assert_refused(make_model("gpt_oss"), "softpick", message)
+
+
+def test_bloom_without_the_bias_of_its_output_is_refused() -> None:
+    """With both options, transformers leaves the bias of `dense` out."""
+    config = FAMILIES["bloom"].config | {"pretraining_tp": 2, "slow_but_exact": True}
+    model = make_model("bloom", config=config)
+    assert_refused(model, "standard", r"its option `slow_but_exact` \(True\) is unknown")
+
+
+def test_dropout_of_the_output_is_kept() -> None:
+    config = FAMILIES["starcoder2"].config | {"residual_dropout": 0.2}
+    starcoder = replace_attention(make_model("starcoder2", "sdpa", config=config), "standard")
+    assert find_layers(starcoder)[0].proj_drop.p == 0.2
+    config = FAMILIES["bloom"].config | {"hidden_dropout": 0.3, "attention_dropout": 0.1}
+    bloom = replace_attention(make_model("bloom", config=config), "standard")
+    layer = find_layers(bloom)[0]
+    assert (layer.proj_drop.p, layer.attn_drop) == (0.3, 0.1)
+
+
+def test_capped_logits_refuse_a_composition() -> None:
     model = make_model("gemma2")
     assert_refused(model, "dcmha", "compose: 'query\\+key' would mix logits that it caps")
-    assert_refused(model, "linear", "'linear' attention has no logits, which this module")
 
 
 @pytest.mark.parametrize("name", ["bert", "bloom", "clip", "gpt2", "llama", "t5", "vit", "whisper"])

@@ -68,10 +68,7 @@ SIZES = {"pvt_v2_b0": 96, "pvt_v2_b2_li": 96, "sam2_hiera_tiny": 96}
 DECODER = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 DECODER |= {"num_attention_heads": 4, "max_position_embeddings": 64, "num_key_value_heads": 2}
 DECODER |= {"bos_token_id": 1, "eos_token_id": None}
-DECODERS: dict[str, dict[str, Any]] = {
-    "llama": DECODER,
-    "mistral": DECODER | {"sliding_window": 5},
-}
+DECODERS: dict[str, dict[str, Any]] = {"llama": DECODER, "mistral": DECODER | {"sliding_window": 5}}
 
 
 def disturb(model: nn.Module) -> nn.Module:

@@ -242,10 +242,7 @@ def test_a_replaced_model_is_saved_and_loaded() -> None:
         (make_vit, images),
         (lambda: timm.create_model("eva02_tiny_patch14_224", **TINY), images),
         (lambda: timm.create_model("beit_base_patch16_224", **TINY), images),
-        (
-            lambda: timm.create_model("swin_tiny_patch4_window7_224", **swin),
-            images,
-        ),
+        (lambda: timm.create_model("swin_tiny_patch4_window7_224", **swin), images),
         (lambda: timm.create_model("cait_xxs24_224", **TINY), images),
         (lambda: make_text("llama"), tokens),
         (lambda: make_text("bert", AutoModel), tokens),
@@ -265,10 +262,7 @@ def test_a_replaced_model_is_saved_and_loaded() -> None:
     [
         (make_vit, r"blocks\.0\.attn \(Attention\)"),
         (lambda: make_text("llama"), r"model\.layers\.0\.self_attn \(Hub\)"),
-        (
-            lambda: nn.TransformerEncoderLayer(16, 2, 24, batch_first=True),
-            r"self_attn \(Torch\)",
-        ),
+        (lambda: nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), r"self_attn \(Torch\)"),
     ],
 )
 def test_a_replaced_model_is_not_replaced_again(make: Any, path: str) -> None:

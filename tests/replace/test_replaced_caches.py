@@ -1,4 +1,4 @@
-"""Replaced layers compute from the caches of transformers what they compute without a cache."""
+"""Replaced layers read caches (growing, sliding) and masks (boolean, additive) of transformers."""
 
 import copy
 from itertools import pairwise
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.replaced_models import make_hub
 from torch import Tensor, nn
 from transformers.cache_utils import Fp8QuantizedLayer
 
@@ -43,14 +44,12 @@ CHOICES["own window"] = {"window": 4, "bias": "forgetting", "convolution": "shor
 CHOICES["second layer"] = {"layers": [{"first": 1, "use": "forgetting"}]}
 
 
-def make(kind: str, attention: Any, **options: Any) -> Any:
+def make(kind: str, attention: Any, implementation: str = "sdpa", **options: Any) -> Any:
     """Return a replaced model in float64 whose weights differ everywhere."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **options)
     factory = transformers.AutoModelForCausalLM
     if kind == "t5":
         factory = transformers.AutoModelForSeq2SeqLM
-    model = factory.from_config(config, attn_implementation="sdpa").double().eval()
+    model = make_hub(kind, options, implementation, factory).double().eval()
     skip = "*.EncDecAttention" if kind == "t5" else None
     replace_attention(model, attention, skip=skip)
     disturb(model)
@@ -214,3 +213,38 @@ def test_parameters_for_places_are_refused_because_padding_moves_them() -> None:
     chosen = {"similarity": {"kind": "mixture", "prior_scope": "position", "positions": 64}}
     with pytest.raises(ConfigError, match="has parameters for places of a text, which padding on"):
         make("llama", chosen, **SIZES)
+
+
+# Parts that count or normalise visible keys in different ways.
+NORMALISING: dict[str, Any] = {
+    "sigmoid": {"normaliser": "sigmoid"},
+    "sigmoid of two keys": {"preset": "mgk", "normaliser": "sigmoid"},
+    "offset-softmax": {"preset": "mgk", "normaliser": "offset-softmax"},
+    "differential": {"normaliser": "differential"},
+    "composition": "dcmha",
+    "hard mixture in a window": {"preset": "mgk-hard", "window": 4},
+    "belief2": "belief2",
+}
+
+# GPT-2 makes its masks in another way, with the same meaning for every mechanism.
+CASES = [("llama", name) for name in NORMALISING] + [("gpt2", "composition"), ("gpt2", "belief2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_padding_changes_no_token_of_either_implementation(kind: str, name: str) -> None:
+    """The masks of the implementation sdpa are boolean, and those of eager are additive."""
+    tokens, present = make_tokens()
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    results: list[tuple[Tensor, Tensor]] = []
+    for implementation in ("sdpa", "eager"):
+        sizes = SIZES if kind == "llama" else GPT2
+        model = make(kind, NORMALISING[name], implementation, **sizes)
+        generated = model.generate(tokens, attention_mask=present, **options)
+        alone = model.generate(tokens[1:, PADDING:], **options)
+        assert torch.equal(generated[1:, PADDING:], alone)
+        results.append((compute(model)[present == 1], generated))
+    (logits, generated), (additive_logits, additive_generated) = results
+    assert logits.isfinite().all()
+    torch.testing.assert_close(additive_logits, logits)
+    assert torch.equal(additive_generated, generated)

@@ -123,11 +123,7 @@ def test_layers_are_chosen_in_yaml(choice: dict[str, Any], expected: list[int]) 
         (make_vit(only=9), IMAGES, r"^only: the model has 4 layers, so there is no layer 9"),
         (make_vit(skip="blocks"), IMAGES, r"^`only` and `skip` leave no layer to replace"),
         (
-            TransformersConfig(
-                architecture="llama",
-                only="model.layers.7",
-                arguments=LLAMA,
-            ),
+            TransformersConfig(architecture="llama", only="model.layers.7", arguments=LLAMA),
             TokenStream(50, 16),
             r"^only: 'model\.layers\.7' names no attention layer; did you mean 'model\.layers\.0",
         ),

@@ -55,20 +55,6 @@ def test_later_layers_of_llama_mix_the_values_of_the_first() -> None:
         torch.testing.assert_close(used[number], 0.5 * layer_values[0] + 0.5 * layer_values[number])
 
 
-@pytest.mark.parametrize("preset", ["value-residual", "value-residual-learned"])
-def test_generation_from_the_cache_is_that_without_it(preset: str) -> None:
-    model = replace_attention(make_llama(), preset)
-    tokens = make_tokens()
-    present = torch.ones_like(tokens)
-    present[1, :2] = 0
-    options = {"attention_mask": present, "max_new_tokens": 6, "do_sample": False}
-    options |= {"output_logits": True, "return_dict_in_generate": True}
-    cached = model.generate(tokens, **options)
-    again = model.generate(tokens, **options, use_cache=False)
-    assert torch.equal(cached.sequences, again.sequences)
-    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(again.logits))
-
-
 def test_learned_factors_belong_to_the_layers_after_the_first() -> None:
     model = replace_attention(make_llama(), "value-residual-learned")
     factors = [layer.values.factors is not None for layer in find_layers(model)]
