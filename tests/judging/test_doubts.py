@@ -211,14 +211,9 @@ def test_all_missing_options_are_one_line(tmp_path: Path) -> None:
 
 def test_the_report_reads_a_table_as_the_judge_does(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(SIZES)
-    words = ("--baseline", "a", "--metric", "loss:min", "--where", "size=S", "--where", "steps>100")
-    words_of_table = [
-        "--csv",
-        str(tmp_path / "results.csv"),
-        "--reports",
-        str(tmp_path / "reports"),
-    ]
-    assert main([*words_of_table, "--pairs", "seed", *words]) == 0
+    words = ["--csv", str(tmp_path / "results.csv"), "--reports", str(tmp_path / "reports")]
+    words += ["--pairs", "seed", "--baseline", "a", "--metric", "loss:min"]
+    assert main([*words, "--where", "size=S", "--where", "steps>100"]) == 0
     written = pd.read_csv(tmp_path / "reports" / "results" / "table.csv")
     assert written["n"].tolist() == [4, 4]
 

@@ -110,14 +110,8 @@ def test_a_table_with_missing_rows_is_an_interim_look(tmp_path: Path) -> None:
 def test_a_value_that_is_not_finite_is_a_failed_seed(tmp_path: Path) -> None:
     text = "variant,seed,loss\na,0,1\na,1,Infinity\nb,0,\nb,1,2\na,2,NaN\nb,2,-inf\n"
     study, notes = read(tmp_path, text)
-    assert [cell.status for cell in study.cells] == [
-        "done",
-        "error",
-        "error",
-        "error",
-        "done",
-        "error",
-    ]
+    statuses = [cell.status for cell in study.cells]
+    assert statuses == ["done", "error", "error", "error", "done", "error"]
     assert "Failed: 1 run without a value of 'loss'." in notes
     assert "Failed: 3 runs with a value that is not finite." in notes
 

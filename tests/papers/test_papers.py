@@ -66,7 +66,7 @@ def disagreements(table: Table) -> set[str]:
 def test_published_cells_agree_with_the_arithmetic_of_the_paper(name: str) -> None:
     """Means and overheads follow from other cells, except the slips that the file explains.
 
-    Slips of measured values contradict another table (`tests/config/test_published.py`).
+    Slips of measured values contradict another table (`tests/papers/test_study_numbers.py`).
     """
     for number, table in paper(name).paper.tables.items():
         slips = set()
@@ -243,9 +243,7 @@ def test_the_path_of_an_experiment_is_printed_without_a_way_back(
     ],
 )
 def test_a_table_without_a_small_study_names_the_size_that_has_one(
-    arguments: list[str],
-    explanation: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], explanation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--paper", *arguments, "--dry-run"]) == 2
     assert explanation in capsys.readouterr().err
@@ -262,10 +260,7 @@ def test_costs_of_small_models_are_not_zero(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("h100", "; did you mean 'H100'?"),
-        ("RTX", "; choose from H100, H200, A100, A6000"),
-    ],
+    [("h100", "; did you mean 'H100'?"), ("RTX", "; choose from H100, H200, A100, A6000")],
 )
 def test_costs_of_an_unknown_gpu_are_refused_with_the_nearest_name(
     name: str, hint: str, capsys: pytest.CaptureFixture[str]
@@ -324,9 +319,7 @@ def test_a_table_also_runs_the_variant_that_its_percentages_need() -> None:
     ],
 )
 def test_wrong_commands_are_one_line(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--dry-run"]) == 2
     error = capsys.readouterr().err
@@ -357,11 +350,7 @@ def write_paper(folder: Path, old: str, new: str) -> None:
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15 + 0.55", "1 cells for 2 columns"),
         ("88.15 + 0.55 | 61.86 + 0.47", "88.15", "should be a valid string, not 88.15"),
         ("plain-*,", "plian-*,", "no variant for the reading 'plian-*'"),
-        (
-            "plain-*,",
-            "{ViT-small with AttentionX: gama-1},",
-            "no variant for the reading 'gama-1'",
-        ),
+        ("plain-*,", "{ViT-small with AttentionX: gama-1},", "no variant for the reading 'gama-1'"),
         ("plain-*,", "{ViT: plain-standard},", "no row or line 'ViT'"),
         (
             "transposed: true",

@@ -102,9 +102,7 @@ def test_judge_gives_no_verdict_about_a_smoke_run(
     assert study["next"]["kind"] == "run"
 
 
-def test_a_cell_of_a_smoke_run_that_is_missing_or_has_failed_is_still_named(
-    tmp_path: Path,
-) -> None:
+def test_a_cell_of_a_smoke_run_that_is_missing_or_has_failed_is_still_named(tmp_path: Path) -> None:
     failures = {("belief", 0): "out-of-memory"}
     write_study(tmp_path / "runs", NAME, failures=failures, skip=(("belief2", 1),), is_smoke=True)
     table = rows(report(tmp_path, NAME))
