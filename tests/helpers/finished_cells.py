@@ -22,6 +22,20 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "weights.pt", weights_only=True)
 
 
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    """Assert that two finished cells have the same weights, bit by bit."""
+    weights, expected = read_weights(ours), read_weights(theirs)
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    """Assert that two finished cells have the same weights and metrics, byte by byte."""
+    assert_same_weights(ours, theirs)
+    assert (ours / "metrics.csv").read_bytes() == (theirs / "metrics.csv").read_bytes()
+
+
 def assert_close_weights(
     ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
 ) -> None:

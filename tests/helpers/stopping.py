@@ -1,12 +1,15 @@
-"""Function that stops a cell during training."""
+"""Functions that stop a cell during training."""
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 
+from lit_attn.cells.failure import Preempted
+from lit_attn.train import run_cell
 from lit_attn.training.recording import Progress
 
 
@@ -20,3 +23,11 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Progress, "on_train_batch_end", stopping)
+
+
+def run_until(step: int, folder: Path) -> None:
+    """Train a cell until SIGTERM stops it after `step` steps, where it must save a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(Preempted, match=f"saved at step {step}$"):
+            run_cell(folder)

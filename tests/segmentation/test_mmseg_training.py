@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.finished_cells import read_weights
+from helpers.finished_cells import assert_same_weights, read_weights, train_cell
 from helpers.mmseg_files import make_network, write_file
 from helpers.paths import ADE20K, ROOT
-from helpers.stopping import stop_at
+from helpers.stopping import run_until
 from helpers.training_cells import folder_of, result_of, scenes_cell
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.extras import require_mmseg
 from lit_attn.models import factory
@@ -39,13 +38,12 @@ def test_a_cell_trains_and_evaluates_with_the_losses_and_windows_of_the_file(
     name: str, tmp_path: Path
 ) -> None:
     cell = make_cell(tmp_path, make_network(name))
-    folder = folder_of(cell, tmp_path / "cell")
-    run_cell(folder)
+    folder = train_cell(cell, tmp_path / "cell")
     result = result_of(folder)
     assert result.steps == 9
     assert 0 <= result.metrics["test/mIoU"] <= 1
     network: Any = factory.build(cell.experiment.model, cell.experiment.data)
-    network.load_state_dict(torch.load(folder / "checkpoints" / "weights.pt", weights_only=True))
+    network.load_state_dict(read_weights(folder))
     assert network.test_cfg.mode == {"vit": "slide", "segformer": "whole"}[name]
     data = SceneryData(cell.experiment.data, seed=0, device=torch.device("cpu"))
     correct = 0
@@ -61,25 +59,16 @@ def test_a_cell_trains_and_evaluates_with_the_losses_and_windows_of_the_file(
 
 
 @pytest.mark.slow
-def test_a_stopped_cell_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_cell_resumes_exactly(tmp_path: Path) -> None:
     """The backbone draws drop paths, and the head has a batch norm."""
-    states = []
-    for name, stops in (("complete", ()), ("stopped", (4,))):
-        parent = tmp_path / name
-        parent.mkdir()
-        cell = make_cell(parent, make_network("swin")).model_dump(mode="json")
-        cell["experiment"]["training"]["epochs"] = 2
-        folder = folder_of(Cell.model_validate(cell), parent)
-        for step in stops:
-            with monkeypatch.context() as patch:
-                stop_at(patch, step)
-                with pytest.raises(Preempted, match=f"saved at step {step}"):
-                    run_cell(folder)
-        run_cell(folder)
-        states.append(read_weights(folder))
-    expected, resumed = states
-    assert expected.keys() == resumed.keys()
-    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
+    fields = make_cell(tmp_path, make_network("swin")).model_dump(mode="json")
+    fields["experiment"]["training"]["epochs"] = 2
+    cell = Cell.model_validate(fields)
+    complete = train_cell(cell, tmp_path / "complete")
+    stopped = folder_of(cell, tmp_path / "stopped")
+    run_until(4, stopped)
+    run_cell(stopped)
+    assert_same_weights(stopped, complete)
 
 
 def test_several_devices_refuse_a_loss_that_is_no_mean_over_labelled_pixels(
@@ -110,8 +99,6 @@ def test_the_example_of_the_page_trains_on_ade20k(tmp_path: Path) -> None:
     experiment["training"] |= {"accelerator": "cpu", "epochs": 1}
     fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
     cell = Cell.model_validate({**fields, "metric": {"name": "test/mIoU"}})
-    folder = folder_of(cell, tmp_path / "cell")
-    run_cell(folder)
-    result = result_of(folder)
+    result = result_of(train_cell(cell, tmp_path / "cell"))
     assert result.steps == 2
     assert 0 <= result.metrics["test/mIoU"] <= 1

@@ -1,21 +1,19 @@
 """A segmentation cell: mmsegmentation's scores, exact resume, and its pictures."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.finished_cells import assert_same, train_cell
 from helpers.paths import ROOT
+from helpers.stopping import run_until
 from helpers.training_cells import folder_of, result_of, scenes_cell
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.cells.legend import Legend
 from lit_attn.cells.records import Timing
 from lit_attn.cells.rows import read_diagnostics, read_metrics
@@ -30,7 +28,6 @@ from lit_attn.segmentation.task import Overlap
 from lit_attn.tasks.pictures import choose_colours
 from lit_attn.train import run_cell, time_cell
 from lit_attn.training import build
-from lit_attn.training.recording import Progress
 
 pytest.importorskip("mmseg")
 require_mmseg("tests")
@@ -50,9 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cell = scenes_cell(root, training={"average": {"decay": 0.9}})
-    folder = folder_of(cell, tmp_path_factory.mktemp("trained"))
-    run_cell(folder)
-    return folder
+    return train_cell(cell, tmp_path_factory.mktemp("trained"))
 
 
 def scores(areas: list[Any]) -> dict[str, float]:
@@ -150,27 +145,15 @@ def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resume_is_exact(
-    trained: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_is_exact(trained: Path, root: Path, tmp_path: Path) -> None:
     """A cell stopped within an epoch ends with the same weights and metrics, bit by bit."""
-    original = Progress.on_train_batch_end
-
-    def stopping(self: Any, trainer: L.Trainer, *arguments: Any) -> None:
-        original(self, trainer, *arguments)
-        if trainer.global_step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     folder = folder_of(scenes_cell(root, training={"average": {"decay": 0.9}}), tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "on_train_batch_end", stopping)
-        with pytest.raises(Preempted, match="saved at step 4"):
-            run_cell(folder)
+    run_until(4, folder)
     run_cell(folder)
-    for name in ("weights.pt", "averaged.pt"):
-        theirs = weights(trained, name)
-        assert all(torch.equal(w, theirs[key]) for key, w in weights(folder, name).items())
-    assert (folder / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
+    assert_same(folder, trained)
+    theirs = weights(trained, "averaged.pt")
+    for name, weight in weights(folder, "averaged.pt").items():
+        assert torch.equal(weight, theirs[name]), name
 
 
 @pytest.mark.slow
@@ -260,9 +243,7 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     cell = scenes_cell(tmp_path).model_copy(
         update={"experiment": Experiment.model_validate(written)}
     )
-    folder = folder_of(cell, tmp_path)
-    run_cell(folder)
-    result = result_of(folder)
+    result = result_of(train_cell(cell, tmp_path))
     assert result.steps == 6
     assert 0 < result.metrics["test/loss"] < np.log(150)
     # ADE20K's own name ends in a space.
@@ -273,8 +254,7 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
 def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
     """The encoder has 16 patches and a class token, the decoder the patches and the classes."""
     chosen = {"kinds": ["residual", "maps"]}
-    folder = folder_of(scenes_cell(root, training={"diagnostics": chosen}), tmp_path)
-    run_cell(folder)
+    folder = train_cell(scenes_cell(root, training={"diagnostics": chosen}), tmp_path)
     rows = read_diagnostics(folder / "diagnostics.csv")
     assert {row.layer for row in rows} == {1, 2}
     assert {row.step for row in rows} == {6, 9}

@@ -9,14 +9,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.stopping import stop_at
+from helpers.finished_cells import train_cell
+from helpers.stopping import run_until
 from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from lightning.pytorch import callbacks
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.config.callbacks import OBSERVERS, REFUSED
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
@@ -137,8 +137,7 @@ def test_observers_change_no_record_of_a_cell(uninterrupted: Path, tmp_path: Pat
         counter,
     )
     assert cell.fingerprint == digits_cell().fingerprint
-    folder = folder_of(cell, tmp_path)
-    run_cell(folder)
+    folder = train_cell(cell, tmp_path)
     written = (folder / "metrics.csv").read_bytes()
     assert written == (uninterrupted / "metrics.csv").read_bytes()
     events = EventAccumulator(str(folder)).Reload()
@@ -155,15 +154,10 @@ def test_observers_change_no_record_of_a_cell(uninterrupted: Path, tmp_path: Pat
 
 @pytest.mark.process
 @pytest.mark.parametrize("kept", [4, 8])
-def test_early_stopping_by_callback_continues_exactly(
-    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_stopping_by_callback_continues_exactly(kept: int, tmp_path: Path) -> None:
     cell = digits_cell(training={"epochs": 6, "callbacks": [STOP]}, optimizer={"lr": 1e-30})
     folder = folder_of(cell, tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, kept)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(kept, folder)
     run_cell(folder)
     result = result_of(folder)
     assert (result.stopped_early, result.steps, result.epochs) == (True, 12, 3)
@@ -172,14 +166,9 @@ def test_early_stopping_by_callback_continues_exactly(
 
 
 @pytest.mark.process
-def test_the_state_of_an_own_callback_survives_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_an_own_callback_survives_a_kill(tmp_path: Path) -> None:
     folder = folder_of(with_callbacks({"import": "mine:Counter"}), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(5, folder)
     run_cell(folder)
     events = EventAccumulator(str(folder)).Reload()
     assert [event.value for event in events.Scalars("own/steps")] == list(range(1, 13))

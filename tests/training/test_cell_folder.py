@@ -14,14 +14,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers.commands import run_python
-from helpers.finished_cells import read_weights
-from helpers.stopping import stop_at
-from helpers.training_cells import digits_cell, folder_of
+from helpers.finished_cells import assert_same
+from helpers.stopping import run_until
+from helpers.training_cells import digits_cell, folder_of, result_of
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.cells.folder import read_cell
-from lit_attn.cells.records import Result
-from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
@@ -33,28 +30,14 @@ from lit_attn.training.recording import Console, Progress
 from lit_attn.training.timing import HostClock
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = folder_of(digits_cell(), tmp_path_factory.mktemp("whole"))
-    run_cell(folder)
-    return folder
-
-
-def stop_after(step: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stop_after(step: int, folder: Path) -> Path:
     """Train `folder` up to `step`; return its newest checkpoint."""
-    with monkeypatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(step, folder)
     return max((folder / "checkpoints").glob("step-*.ckpt"))
 
 
 def train_alone(folder: Path) -> subprocess.CompletedProcess[str]:
     return run_python(folder, "-m", "lit_attn.train", str(folder))
-
-
-def read_result(folder: Path) -> Result:
-    return Result.model_validate_json((folder / "result.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -103,10 +86,10 @@ def test_a_result_names_the_code_of_all_attempts(
     with monkeypatch.context() as patch:
         patch.setattr(fit, "code_hash", lambda parts: "oldoldoldold")
         patch.setattr(fit, "package_versions", lambda: {"torch": "1.0"})
-        stop_after(5, folder, monkeypatch)
-    stop_after(7, folder, monkeypatch)
+        run_until(5, folder)
+    run_until(7, folder)
     run_cell(folder)
-    result, expected = read_result(folder), read_result(uninterrupted)
+    result, expected = result_of(folder), result_of(uninterrupted)
     assert result.code == f"oldoldoldold+{expected.code}"
     assert result.data == expected.data
     assert result.versions["torch"] == f"1.0+{expected.versions['torch']}"
@@ -139,7 +122,7 @@ def test_an_unreadable_result_is_set_aside(
     (folder / "result.json.unreadable").write_text("an earlier one")
     (folder / "result.json").write_text(text)
     run_cell(folder)
-    assert read_result(folder).steps == 1
+    assert result_of(folder).steps == 1
     assert (folder / "result.json.unreadable").read_text() == "an earlier one"
     assert (folder / "result.json.2.unreadable").read_text() == text
     line = f"{folder}/result.json: cannot be read; renamed to result.json.2.unreadable"
@@ -151,15 +134,11 @@ def test_an_unreadable_result_is_set_aside(
     "damage", ["other callbacks", "other shapes", "no optimizer", "other keys"]
 )
 def test_a_checkpoint_that_does_not_fit_is_set_aside(
-    damage: str,
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    damage: str, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The earlier checkpoint fits, and training ends with the usual result."""
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    newest = stop_after(6, folder, monkeypatch)
+    newest = stop_after(6, folder)
     state = torch.load(newest, weights_only=True)
     if damage == "other callbacks":
         state["callbacks"] = {name: {"steps": 6} for name in state["callbacks"]}
@@ -173,10 +152,7 @@ def test_a_checkpoint_that_does_not_fit_is_set_aside(
     run_cell(folder)
     assert f"checkpoint {newest.name} does not fit this cell (" in capsys.readouterr().out
     assert newest.with_name(f"{newest.name}.unreadable").exists()
-    mine = read_weights(folder)
-    theirs = read_weights(uninterrupted)
-    assert all(torch.equal(weight, theirs[name]) for name, weight in mine.items())
-    assert read_metrics(folder / "metrics.csv") == read_metrics(uninterrupted / "metrics.csv")
+    assert_same(folder, uninterrupted)
 
 
 def test_a_checkpoint_with_other_bits_is_set_aside(
@@ -240,7 +216,7 @@ def test_an_error_of_another_cause_sets_no_checkpoint_aside(
     method: str, errors: list[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    newest = stop_after(6, folder, monkeypatch)
+    newest = stop_after(6, folder)
     kept = sorted(newest.parent.iterdir())
     for error in errors:
 

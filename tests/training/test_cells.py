@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import run_python, start_python
-from helpers.finished_cells import read_weights
+from helpers.finished_cells import read_weights, train_cell
 from helpers.paths import ROOT
 from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -103,8 +103,8 @@ def test_a_finished_cell_has_a_complete_record(uninterrupted: Path) -> None:
 
 @pytest.mark.process
 def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lightning's own messages stay silent; the last evaluation has a line even if it is extra."""
-    run_cell(folder_of(digits_cell(training={"max_steps": 6}), tmp_path))
+    """Lightning's own messages stay silent; the end within an epoch is evaluated and has a line."""
+    folder = train_cell(digits_cell(training={"max_steps": 6}), tmp_path)
     captured = capsys.readouterr()
     first, second = captured.out.splitlines()
     assert first.startswith("epoch 1/2  step 4/6  val/loss ")
@@ -112,6 +112,9 @@ def test_every_epoch_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     for line in (first, second):
         assert {"train/loss", "val/loss", "test/loss", "test/accuracy"} <= set(line.split())
     assert captured.err == ""
+    assert accuracy_at(folder) == [(4, 0), (6, 1)]
+    result = result_of(folder)
+    assert (result.steps, result.selected_epoch, result.epochs) == (6, 1, 2)
 
 
 @pytest.mark.process
@@ -155,22 +158,11 @@ def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("training", "evaluations", "epochs"),
-    [
-        ({"evaluate_every": 2}, [(8, 1), (12, 2)], 3),
-        ({"max_steps": 6}, [(4, 0), (6, 1)], 2),
-    ],
-)
-def test_the_end_of_training_is_always_evaluated(
-    training: dict[str, int], evaluations: list[tuple[int, int]], epochs: int, tmp_path: Path
-) -> None:
-    folder = folder_of(digits_cell(training=training), tmp_path)
-    run_cell(folder)
-    assert accuracy_at(folder) == evaluations
+def test_the_end_of_training_is_always_evaluated(tmp_path: Path) -> None:
+    folder = train_cell(digits_cell(training={"evaluate_every": 2}), tmp_path)
+    assert accuracy_at(folder) == [(8, 1), (12, 2)]
     result = result_of(folder)
-    assert (result.steps, result.selected_epoch) == evaluations[-1]
-    assert result.epochs == epochs
+    assert (result.steps, result.selected_epoch, result.epochs) == (12, 2, 3)
 
 
 @pytest.mark.process
@@ -219,14 +211,10 @@ def test_evaluation_detects_a_last_update_that_diverges(tmp_path: Path) -> None:
 def test_every_step_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
     """The first step of a warm-up from zero moves no weight, and the second moves all."""
     cells = [digits_cell(training={"max_steps": steps}, seed=3) for steps in (1, 2)]
-    first, second = (folder_of(cell, tmp_path) for cell in cells)
-    run_cell(first)
-    run_cell(second)
+    after_one, after_two = (read_weights(train_cell(cell, tmp_path)) for cell in cells)
     torch.manual_seed(3)
     model, data = cells[0].experiment.model, cells[0].experiment.data
     start = factory.build(model, data).state_dict()
-    after_one = read_weights(first)
-    after_two = read_weights(second)
     assert all(torch.equal(start[name], value) for name, value in after_one.items())
     assert not any(torch.equal(start[name], value) for name, value in after_two.items())
 
@@ -237,12 +225,8 @@ def test_different_seeds_differ_and_smoke_is_one_step(uninterrupted: Path, tmp_p
     run_cell(folder, smoke=True)
     result = result_of(folder)
     assert result.steps == 1
-    assert not all(
-        torch.equal(a, b)
-        for a, b in zip(
-            read_weights(folder).values(), read_weights(uninterrupted).values(), strict=True
-        )
-    )
+    others = read_weights(uninterrupted)
+    assert not all(torch.equal(value, others[name]) for name, value in read_weights(folder).items())
 
 
 @pytest.mark.process
@@ -267,7 +251,7 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(tmp_path: Path) -> N
     changes = {"name": "test/averaged-accuracy", "selection": "best-validation"}
     metric = DEFAULT_METRIC.model_dump() | changes
     cell = digits_cell(metric=metric, optimizer={"lr": 0.1}, training={"average": {"decay": 0.5}})
-    run_cell(folder := folder_of(cell, tmp_path))
+    folder = train_cell(cell, tmp_path)
     result = result_of(folder)
     assert result.selected_epoch == 1
     with np.load(folder / "units.npz") as units:
@@ -283,9 +267,8 @@ def test_the_values_of_samples_belong_to_the_selected_epoch(tmp_path: Path) -> N
 @pytest.mark.process
 def test_a_study_can_compare_the_time_of_an_evaluation(tmp_path: Path) -> None:
     metric = {**DEFAULT_METRIC.model_dump(), "name": "evaluation/seconds", "goal": "min"}
-    run_cell(folder := folder_of(digits_cell(metric=metric), tmp_path))
-    result = result_of(folder)
-    assert result.metrics["evaluation/seconds"] > 0
+    folder = train_cell(digits_cell(metric=metric), tmp_path)
+    assert result_of(folder).metrics["evaluation/seconds"] > 0
     assert (folder / "units.npz").exists()
 
 

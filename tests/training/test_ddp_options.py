@@ -9,7 +9,7 @@ from helpers.two_ranks import transformer
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_attn.training.several_devices import choose_ddp_options, choose_strategy
+from lit_attn.training.several_devices import choose_ddp_options
 
 
 class Foreign(nn.Module):
@@ -66,7 +66,3 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 def test_this_version_of_pytorch_takes_the_options_without_a_warning() -> None:
     for network in (transformer("standard"), with_foreign_part()):
         DistributedDataParallel(network, **choose_ddp_options(network, accumulate=1))
-
-
-def test_one_device_needs_no_ddp() -> None:
-    assert choose_strategy(transformer("standard"), 1, 1) == "auto"

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from helpers.finished_cells import read_weights, train_cell
-from helpers.stopping import stop_at
-from helpers.training_cells import digits_cell, folder_of, text_cell
+from helpers.finished_cells import assert_same, train_cell
+from helpers.stopping import run_until
+from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,8 +17,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams.backend_context import Context
 
-from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result, Timing
+from lit_attn.cells.records import Timing
 from lit_attn.cells.rows import read_clock, read_diagnostics, read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training
@@ -69,35 +67,22 @@ def test_every_evaluation_is_diagnosed(diagnosed: Path) -> None:
 
 
 @pytest.mark.process
-def test_tensorboard_has_the_means_of_every_layer(diagnosed: Path) -> None:
-    events = EventAccumulator(str(diagnosed)).Reload()
+def test_tensorboard_has_every_value_and_the_means_of_every_layer(diagnosed: Path) -> None:
+    """All values, also those after the training, are in one file, losses before diagnostics."""
+    (file,) = diagnosed.rglob("*tfevents*")
+    events = EventAccumulator(str(file)).Reload()
     actual = events.Scalars("within-layers/norm-mh/2")
     rows = read_diagnostics(diagnosed / "diagnostics.csv")
     expected = [row.value for row in rows if (row.layer, row.name) == (2, "norm-mh")]
     assert [event.step for event in actual] == [4, 8, 12]
     assert [event.value for event in actual] == pytest.approx(expected)
     assert not [row for row in read_metrics(diagnosed / "metrics.csv") if "norm" in row.name]
-
-
-@pytest.mark.process
-def test_a_cell_has_one_event_file_and_no_hparams_file(diagnosed: Path) -> None:
-    """All values, also those after the training, are in one file."""
-    (file,) = diagnosed.rglob("*tfevents*")
-    events = EventAccumulator(str(file)).Reload()
     assert [event.step for event in events.Scalars("val/loss")] == [4, 8, 12]
     assert [event.step for event in events.Scalars("test/accuracy")] == [4, 8, 12]
     (metric,) = events.Scalars("result/test/accuracy")
-    result = Result.read(diagnosed / "result.json")
-    assert result is not None
-    assert metric.value == pytest.approx(result.metrics["test/accuracy"])
+    assert metric.value == pytest.approx(result_of(diagnosed).metrics["test/accuracy"])
     assert list(diagnosed.rglob("hparams.yaml")) == []
-
-
-@pytest.mark.process
-def test_tensorboard_shows_losses_before_diagnostics(diagnosed: Path) -> None:
-    groups = {
-        tag.partition("/")[0] for tag in EventAccumulator(str(diagnosed)).Reload().scalars.Keys()
-    }
+    groups = {tag.partition("/")[0] for tag in events.scalars.Keys()}
     assert groups >= {"test", "train", "val"}
     assert max(groups) == "within-layers"
 
@@ -137,9 +122,7 @@ def test_hparams_columns_begin_with_what_differs_between_cells(
 def test_diagnostics_do_not_change_the_cell(diagnosed: Path, tmp_path: Path) -> None:
     plain = train_cell(cell(None), tmp_path)
     assert cell(None).fingerprint == cell().fingerprint == cell({"kinds": ["rank"]}).fingerprint
-    theirs = read_weights(diagnosed)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in read_weights(plain).items())
-    assert (plain / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
+    assert_same(plain, diagnosed)
     assert not any((plain / name).exists() for name in RECORDS)
 
 
@@ -156,33 +139,34 @@ def test_a_cell_under_a_profiler_is_diagnosed(diagnosed: Path, tmp_path: Path) -
 @pytest.mark.process
 @pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
 def test_a_resumed_cell_has_the_same_diagnostics(
-    stops: tuple[int, ...], diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stops: tuple[int, ...], diagnosed: Path, tmp_path: Path
 ) -> None:
     folder = folder_of(cell(), tmp_path)
     for step in stops:
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(Preempted):
-                run_cell(folder)
+        run_until(step, folder)
     run_cell(folder)
     for name in RECORDS:
         assert (folder / name).read_bytes() == (diagnosed / name).read_bytes()
 
 
 @pytest.mark.process
-def test_rows_past_the_checkpoint_are_written_again(
-    diagnosed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash leaves rows of later evaluations and a torn row."""
+def test_rows_past_the_checkpoint_are_written_again(diagnosed: Path, tmp_path: Path) -> None:
+    """A crash leaves rows of later evaluations and a torn row. Times are those of all attempts."""
     folder = folder_of(cell(), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6)
-        with pytest.raises(Preempted):
-            run_cell(folder)
-    with (folder / "diagnostics.csv").open("a") as stream:
-        stream.write("8,1,,norm-mh,7.0\n8,1,,norm-de")
+    run_until(6, folder)
+    first = read_clock(folder / "clock.csv")
+    assert list(first) == [4]
+    for name, rows in (
+        ("diagnostics.csv", "8,1,,norm-mh,7.0\n8,1,,norm-de"),
+        ("clock.csv", "8,9999.0\n12,99"),
+    ):
+        with (folder / name).open("a") as stream:
+            stream.write(rows)
     run_cell(folder)
     assert (folder / "diagnostics.csv").read_bytes() == (diagnosed / "diagnostics.csv").read_bytes()
+    times = read_clock(folder / "clock.csv")
+    assert list(times) == [4, 8, 12]
+    assert times[4] == first[4] < times[8] < times[12] < 9999
 
 
 @pytest.mark.process
@@ -203,26 +187,6 @@ def test_steps_of_the_first_epoch_are_diagnosed_without_changing_the_cell(
     rows = read_diagnostics(folder / "diagnostics.csv")
     assert sorted({row.step for row in rows}) == [1, 2, 3, 12]
     assert (folder / "metrics.csv").read_bytes() == (diagnosed / "metrics.csv").read_bytes()
-
-
-@pytest.mark.process
-def test_the_clock_of_a_resumed_cell_has_the_seconds_of_all_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = folder_of(cell(None), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6)
-        with pytest.raises(Preempted):
-            run_cell(folder)
-    first = read_clock(folder / "clock.csv")
-    assert list(first) == [4]
-    # A crash after the checkpoint leaves times that the next attempt replaces.
-    with (folder / "clock.csv").open("a") as stream:
-        stream.write("8,9999.0\n12,99")
-    run_cell(folder)
-    times = read_clock(folder / "clock.csv")
-    assert list(times) == [4, 8, 12]
-    assert times[4] == first[4] < times[8] < times[12] < 9999
 
 
 @pytest.mark.process
@@ -252,7 +216,7 @@ def test_an_estimate_includes_the_time_of_diagnostics(
         folder = folder_of(cell_config, tmp_path / str(bool(diagnostics)))
         time_cell(folder)
         timing = Timing.model_validate_json((folder / "timing.json").read_bytes())
-        result = Result.model_validate_json((folder / "result.json").read_bytes())
+        result = result_of(folder)
         assert result.evaluation_time is not None
         assert timing.evaluations == 7
         actual.append(timing.evaluation_time - result.evaluation_time.median)

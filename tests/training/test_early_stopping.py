@@ -6,28 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.stopping import stop_at
+from helpers.finished_cells import train_cell
+from helpers.stopping import run_until
 from helpers.training_cells import accuracy_at, digits_cell, folder_of, result_of
 from pydantic import ValidationError
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.cells.rows import read_metrics
 from lit_attn.train import run_cell
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("kept", [4, 8])
-def test_early_stopping_counts_evaluations_before_a_kill(
-    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_stopping_counts_evaluations_before_a_kill(kept: int, tmp_path: Path) -> None:
     """The training stops after the third evaluation, wherever the cell continues."""
     training = {"epochs": 6, "stop": {"metric": "val/accuracy", "patience": 2}}
     cell = digits_cell(training=training, optimizer={"lr": 1e-30})
     folder = folder_of(cell, tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, kept)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(kept, folder)
     run_cell(folder)
     result = result_of(folder)
     assert (result.stopped_early, result.steps, result.epochs) == (True, 12, 3)
@@ -41,17 +36,15 @@ def test_early_stopping_counts_evaluations_before_a_kill(
 
 @pytest.mark.process
 def test_training_that_improves_is_not_stopped(tmp_path: Path) -> None:
-    folder = folder_of(digits_cell(training={"stop": {"patience": 3}}), tmp_path)
-    run_cell(folder)
-    assert (result_of(folder).stopped_early, result_of(folder).steps) == (False, 12)
+    result = result_of(train_cell(digits_cell(training={"stop": {"patience": 3}}), tmp_path))
+    assert (result.stopped_early, result.steps) == (False, 12)
 
 
 @pytest.mark.process
 def test_a_threshold_ends_a_training(tmp_path: Path) -> None:
     stop = {"metric": "val/accuracy", "patience": 9, "threshold": 0.01}
-    folder = folder_of(digits_cell(training={"epochs": 6, "stop": stop}), tmp_path)
-    run_cell(folder)
-    assert (result_of(folder).stopped_early, result_of(folder).steps) == (True, 4)
+    result = result_of(train_cell(digits_cell(training={"epochs": 6, "stop": stop}), tmp_path))
+    assert (result.stopped_early, result.steps) == (True, 4)
 
 
 @pytest.mark.process

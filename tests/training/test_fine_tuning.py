@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from helpers.finished_cells import read_weights, train_cell
-from helpers.stopping import stop_at
+from helpers.finished_cells import assert_same_weights, read_weights, train_cell
+from helpers.stopping import run_until
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from pydantic import ValidationError
 from safetensors.torch import save_file
 from timm.optim import param_groups_layer_decay
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.models import factory
 from lit_attn.optim.base import find_depths
@@ -51,9 +50,7 @@ def write_weights(path: Path, cell: Cell) -> dict[str, torch.Tensor]:
 def test_a_cell_starts_with_the_weights_of_another_one(uninterrupted: Path, tmp_path: Path) -> None:
     weights = uninterrupted / "checkpoints" / "weights.pt"
     folder = train_cell(starting_cell(weights, optimizer={"lr": 1e-30}), tmp_path)
-    saved = torch.load(weights, weights_only=True)
-    for name, tensor in read_weights(folder).items():
-        assert torch.equal(tensor, saved[name]), name
+    assert_same_weights(folder, uninterrupted)
     before = result_of(uninterrupted)
     after = result_of(folder)
     assert after.metrics["test/loss"] == pytest.approx(before.metrics["test/loss"], rel=1e-6)
@@ -252,19 +249,13 @@ def test_every_optimiser_has_rates_by_layer(optimizer: dict[str, Any]) -> None:
 
 
 @pytest.mark.process
-def test_a_training_with_rates_by_layer_continues_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_with_rates_by_layer_continues_exactly(tmp_path: Path) -> None:
     cell = text_cell(optimizer={"layer_decay": 0.5}, training={"epochs": 2})
     undisturbed = train_cell(cell, tmp_path / "whole")
     folder = folder_of(cell, tmp_path / "stopped")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(3, folder)
     run_cell(folder)
-    for name, tensor in read_weights(folder).items():
-        assert torch.equal(tensor, read_weights(undisturbed)[name])
+    assert_same_weights(folder, undisturbed)
     plain = read_weights(train_cell(text_cell(training={"epochs": 2}), tmp_path / "plain"))
     first = next(iter(plain))
     assert not torch.equal(plain[first], read_weights(undisturbed)[first])

@@ -13,19 +13,17 @@ import pytest
 import torch
 from helpers.commands import run_python, start_python
 from helpers.digit_folders import experiment, write
-from helpers.finished_cells import read_weights
+from helpers.finished_cells import assert_same, assert_same_weights, read_weights, train_cell
 from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
 from helpers.shipped import shipped_studies
-from helpers.stopping import stop_at
-from helpers.training_cells import folder_of
+from helpers.stopping import run_until
+from helpers.training_cells import folder_of, result_of
 from pydantic import ValidationError
 from timm.layers import Mlp
 from torch.nn import functional as F
 
 from lit_attn.ablate.plan import expand
-from lit_attn.cells.failure import Preempted
-from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.training import Training
 from lit_attn.data import loading
@@ -37,7 +35,6 @@ from lit_attn.schema.yaml_text import Mapping, Where, format_yaml
 from lit_attn.signatures import ImageLabels
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
-from lit_attn.training.recording import Progress
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +58,12 @@ GROWING = {
 
 @pytest.fixture(scope="module")
 def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = folder_of(cell(folders, **GROWING), tmp_path_factory.mktemp("whole"))
-    run_cell(folder)
-    return folder
+    return train_cell(cell(folders, **GROWING), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.process
 def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path) -> None:
-    result = Result.model_validate_json((uninterrupted / "result.json").read_text())
+    result = result_of(uninterrupted)
     assert (result.steps, result.epochs) == (8, 2)
     names = {"accuracy", "top5", "calibration", "loss"}
     assert {f"test/{name}" for name in names} <= result.metrics.keys()
@@ -82,31 +77,14 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
 @pytest.mark.process
 @pytest.mark.parametrize("stops", [(3,), (4, 5)])
 def test_resume_is_exact(
-    stops: tuple[int, ...],
-    folders: Path,
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stops: tuple[int, ...], folders: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     """Cells stop within an epoch and at its end, when the image size changes."""
-    original = Progress.on_train_batch_end
     folder = folder_of(cell(folders, **GROWING), tmp_path)
-    for stop in stops:
-
-        def stopping(self: Any, trainer: L.Trainer, *arguments: Any, stop: int = stop) -> None:
-            original(self, trainer, *arguments)
-            if trainer.global_step == stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Progress, "on_train_batch_end", stopping)
-            with pytest.raises(Preempted, match=f"saved at step {stop}"):
-                run_cell(folder)
+    for step in stops:
+        run_until(step, folder)
     run_cell(folder)
-    theirs = read_weights(uninterrupted)
-    assert all(torch.equal(value, theirs[name]) for name, value in read_weights(folder).items())
-    metrics = [(path / "metrics.csv").read_text() for path in (folder, uninterrupted)]
-    assert metrics[0] == metrics[1]
+    assert_same(folder, uninterrupted)
 
 
 @pytest.mark.process
@@ -132,9 +110,8 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskModule, "on_train_batch_end", watching)
         patch.setattr(TaskModule, "average_weights", starting)
-        run_cell(
-            folder_of(cell(folders, training={"average": {"decay": 0.5}, "epochs": 1}), tmp_path)
-        )
+        training = {"average": {"decay": 0.5}, "epochs": 1}
+        train_cell(cell(folders, training=training), tmp_path)
     assert len(observed) == 4
     average = tasks[0].average
     for name, value in average.module.state_dict().items():
@@ -162,11 +139,8 @@ def test_the_average_of_the_last_epochs_has_equal_weights(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskModule, "on_train_batch_end", watching)
-        run_cell(
-            folder_of(
-                cell(folders, training={"average": {"epochs": last}, "epochs": epochs}), tmp_path
-            )
-        )
+        training = {"average": {"epochs": last}, "epochs": epochs}
+        train_cell(cell(folders, training=training), tmp_path)
     ends = observed[len(observed) // epochs - 1 :: len(observed) // epochs][-last:]
     assert len(ends) == min(epochs, last)
     written = torch.load(next(tmp_path.glob("**/averaged.pt")), weights_only=True)
@@ -180,11 +154,8 @@ def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_pa
     averages = []
     for stops in ((), (5, 9)):
         folder = folder_of(selected, tmp_path / str(len(stops)))
-        for stop in stops:
-            with pytest.MonkeyPatch.context() as patch:
-                stop_at(patch, stop)
-                with pytest.raises(Preempted):
-                    run_cell(folder)
+        for step in stops:
+            run_until(step, folder)
         run_cell(folder)
         averages.append(torch.load(next(folder.glob("**/averaged.pt")), weights_only=True))
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
@@ -231,11 +202,8 @@ def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: P
     trained = []
     for diagnostics in (None, records):
         selected = cell(folders, **changes, training={"diagnostics": diagnostics})
-        folder = folder_of(selected, tmp_path / str(bool(diagnostics)))
-        run_cell(folder)
-        trained.append(read_weights(folder))
-    assert trained[0].keys() == trained[1].keys()
-    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
+        trained.append(train_cell(selected, tmp_path / str(bool(diagnostics))))
+    assert_same_weights(*trained)
 
 
 @pytest.mark.process
@@ -341,7 +309,7 @@ def test_every_variant_of_the_shipped_studies_trains(
     for job in expand(shipped_studies()[study], tmp_path, changes, seeds=(0,)).jobs:
         job.write_config()
         run_cell(job.folder, smoke=True)
-        result = Result.model_validate_json((job.folder / "result.json").read_text())
+        result = result_of(job.folder)
         assert 0 <= result.metrics["test/accuracy"] <= 1
         assert ("test/averaged-accuracy" in result.metrics) == (study == "belief2-imagenet")
 

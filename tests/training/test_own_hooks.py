@@ -7,14 +7,13 @@ import lightning as L
 import pytest
 import torch
 from helpers.commands import run_python
-from helpers.finished_cells import read_weights
+from helpers.finished_cells import assert_same_weights, train_cell
 from helpers.own_tasks import Plain, own_cell
-from helpers.stopping import stop_at
+from helpers.stopping import run_until, stop_at
 from helpers.training_cells import folder_of, result_of
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch.nn import functional as F
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import format_yaml
@@ -235,8 +234,7 @@ def test_numbers_of_an_epoch_equal_the_means_of_its_steps(
         data = {"eval_batch_size": 100, "augment": ["normalize"]}
         fields = own_cell(cls, monkeypatch, training=training).model_dump(mode="json")
         fields["experiment"]["data"].update(data)
-        folder = folder_of(Cell.model_validate(fields), tmp_path / cls.__name__)
-        run_cell(folder)
+        folder = train_cell(Cell.model_validate(fields), tmp_path / cls.__name__)
         results.append(result_of(folder).metrics)
     for split in ("val", "test"):
         for name in ("loss", "error", "averaged-loss", "averaged-error"):
@@ -258,9 +256,7 @@ def test_measures_that_are_equal_in_the_first_batch_stay_apart(
 ) -> None:
     fields = own_cell(Equal, monkeypatch, training={"epochs": 1}).model_dump(mode="json")
     fields["experiment"]["data"]["eval_batch_size"] = 100
-    folder = folder_of(Cell.model_validate(fields), tmp_path)
-    run_cell(folder)
-    metrics = result_of(folder).metrics
+    metrics = result_of(train_cell(Cell.model_validate(fields), tmp_path)).metrics
     assert metrics["test/loss"] == 1
     assert metrics["test/error"] > 2
 
@@ -294,16 +290,11 @@ def test_a_module_with_a_state_resumes_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = own_cell(Counting, monkeypatch)
-    undisturbed = folder_of(cell, tmp_path / "undisturbed")
-    run_cell(undisturbed)
+    undisturbed = train_cell(cell, tmp_path / "undisturbed")
     stopped = folder_of(cell, tmp_path / "stopped")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5)
-        with pytest.raises(Preempted):
-            run_cell(stopped)
+    run_until(5, stopped)
     run_cell(stopped)
-    expected = read_weights(undisturbed)
-    assert all(torch.equal(value, expected[name]) for name, value in read_weights(stopped).items())
+    assert_same_weights(stopped, undisturbed)
 
 
 class StoresObject(Plain):

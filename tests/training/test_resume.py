@@ -8,9 +8,8 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
-from helpers.finished_cells import read_weights
-from helpers.stopping import stop_at
+from helpers.finished_cells import assert_same, train_cell
+from helpers.stopping import run_until, stop_at
 from helpers.training_cells import digits_cell, folder_of, result_of
 
 from lit_attn.cells.failure import Preempted
@@ -22,18 +21,10 @@ from lit_attn.training.recording import Progress
 
 # Twice within an epoch, at an epoch's end, right after going on, and at the end of the next one.
 @pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
-def test_resume_is_exact(
-    stops: tuple[int, ...],
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_resume_is_exact(stops: tuple[int, ...], uninterrupted: Path, tmp_path: Path) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     for step in stops:
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(Preempted, match=f"saved at step {step}"):
-                run_cell(folder)
+        run_until(step, folder)
     assert not (folder / "result.json").exists()
     run_cell(folder)
     assert_same(folder, uninterrupted)
@@ -62,13 +53,6 @@ def test_a_second_sigterm_does_not_prevent_the_checkpoint(
     assert [path.name for path in folder.glob("checkpoints/*")] == ["step-000000005.ckpt"]
 
 
-def assert_same(one: Path, two: Path) -> None:
-    """Assert that two cells have the same weights and metrics, byte by byte."""
-    theirs = read_weights(two)
-    assert all(torch.equal(weight, theirs[name]) for name, weight in read_weights(one).items())
-    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     "changes",
@@ -88,15 +72,10 @@ def assert_same(one: Path, two: Path) -> None:
         "early stopping",
     ],
 )
-def test_resume_is_exact_in_every_setting(
-    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference, folder = (folder_of(digits_cell(**changes), tmp_path / name) for name in ("a", "b"))
-    run_cell(reference)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2)
-        with pytest.raises(Preempted, match="saved at step 2"):
-            run_cell(folder)
+def test_resume_is_exact_in_every_setting(changes: dict[str, Any], tmp_path: Path) -> None:
+    reference = train_cell(digits_cell(**changes), tmp_path / "a")
+    folder = folder_of(digits_cell(**changes), tmp_path / "b")
+    run_until(2, folder)
     run_cell(folder)
     assert_same(folder, reference)
     result = result_of(folder)
@@ -116,16 +95,10 @@ def test_a_cell_stopped_at_its_last_step_is_finished(
 
 @pytest.mark.process
 def test_a_torn_checkpoint_is_replaced_by_the_previous_one(
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(6, folder)
     newest, older = sorted((folder / "checkpoints").glob("step-*.ckpt"), reverse=True)
     newest.write_bytes(newest.read_bytes()[:1000])
     run_cell(folder)

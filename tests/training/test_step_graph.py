@@ -7,19 +7,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from helpers.finished_cells import train_cell
 from helpers.paths import ROOT
 from helpers.recorded_steps import NoRecord, RecordingCPU, use
-from helpers.stopping import stop_at
-from helpers.training_cells import (
-    digits_cell,
-    folder_of,
-    result_of,
-    text_cell,
-)
+from helpers.stopping import run_until
+from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.config.cell import Cell
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.plugins import load_parts
@@ -115,9 +110,8 @@ def test_a_record_changes_no_value(
 def test_the_steps_after_the_warm_up_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_of(digits(), tmp_path)
     use(monkeypatch)
-    run_cell(folder)
+    folder = train_cell(digits(), tmp_path)
     assert RecordingCPU.replays == result_of(folder).steps - step_graph.WARM_UP_STEPS == 5
 
 
@@ -140,8 +134,7 @@ def test_only_roundings_of_rate_and_step_differ_from_other_trainings(
     recorded = train(cell, tmp_path, monkeypatch)
     training = cell.experiment.training.model_copy(update={"compile": "none"})
     experiment = cell.experiment.model_copy(update={"training": training})
-    plain = folder_of(cell.model_copy(update={"experiment": experiment}), tmp_path / "plain")
-    run_cell(plain)
+    plain = train_cell(cell.model_copy(update={"experiment": experiment}), tmp_path / "plain")
     expected = weights_of(plain)
     for key, value in weights_of(recorded).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=error)
@@ -156,10 +149,7 @@ def test_a_stopped_cell_resumes_with_the_same_values(
     uninterrupted = train(cell, tmp_path, monkeypatch)
     stopped = folder_of(cell, tmp_path / "stopped")
     use(monkeypatch)
-    with monkeypatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(Preempted, match=f"saved at step {step}"):
-            run_cell(stopped)
+    run_until(step, stopped)
     run_cell(stopped)
     assert_equal_trainings(stopped, uninterrupted)
 
@@ -282,7 +272,7 @@ REFUSED: dict[str, Callable[[], Cell]] = {
     "which schedule 'one-cycle' changes": lambda: digits(schedule=CYCLE),
     "the loss scale of precision fp16": lambda: digits({"precision": "fp16"}),
     "call the hooks of training.callbacks": lambda: digits({"callbacks": [OBSERVER]}),
-    "step records the network, and recompute": lambda: digits({"recompute": "blocks"}),
+    "step records the network, and recompute: blocks": lambda: digits({"recompute": "blocks"}),
     "needs one device": lambda: digits({"devices": 2}),
     "one micro-batch, and this data has 2": lambda: text_cell(training=GRAPH),
 }

@@ -26,14 +26,20 @@ def run(cell: Cell, root: Path) -> tuple[Path, EventAccumulator]:
 
 
 @pytest.mark.parametrize("make", [digits_cell, text_cell], ids=["one batch", "two micro-batches"])
-def test_the_losses_of_an_epoch_have_its_recorded_mean(make: Any, tmp_path: Path) -> None:
-    folder, events = run(make(training={"epochs": 2, "log_every": 1}), tmp_path)
+def test_every_step_has_its_loss_and_its_rate(make: Any, tmp_path: Path) -> None:
+    """The losses of an epoch have its recorded mean, and a warm-up within an epoch is visible."""
+    cell = make(training={"epochs": 2, "log_every": 1}, schedule={"warmup": 0.5})
+    folder, events = run(cell, tmp_path)
     losses = [event.value for event in events.Scalars("steps/loss")]
     assert [event.step for event in events.Scalars("steps/loss")] == list(range(1, 9))
     means = [row.value for row in read_metrics(folder / "metrics.csv") if row.name == "train/loss"]
     for epoch, mean in enumerate(means):
         of_epoch = losses[4 * epoch : 4 * epoch + 4]
         assert sum(of_epoch) / 4 == pytest.approx(mean, rel=1e-5)
+    rates = [event.value for event in events.Scalars("steps/lr")]
+    rate = cell.experiment.schedule.rate(cell.experiment.optimizer.lr, 4, 2)
+    assert rates == pytest.approx([rate(step) for step in range(8)])
+    assert rates[0] < rates[1] > rates[7]
 
 
 def test_every_quantity_is_written(tmp_path: Path) -> None:
@@ -56,17 +62,6 @@ def test_steps_between_two_intervals_are_not_written(
     _, events = run(digits_cell(training={"epochs": 2, "log_every": every}), tmp_path)
     for name in ("loss", "lr", "gradient-norm"):
         assert [event.step for event in events.Scalars(f"steps/{name}")] == steps
-
-
-def test_a_warm_up_within_an_epoch_is_visible(tmp_path: Path) -> None:
-    cell = digits_cell(
-        training={"epochs": 2, "log_every": 1}, schedule={"kind": "cosine", "warmup": 0.5}
-    )
-    _, events = run(cell, tmp_path)
-    rates = [event.value for event in events.Scalars("steps/lr")]
-    rate = cell.experiment.schedule.rate(3e-3, 4, 2)
-    assert rates == pytest.approx([rate(step) for step in range(8)])
-    assert rates[0] < rates[1] > rates[7]
 
 
 def test_the_interval_is_not_in_the_identity() -> None:

@@ -76,8 +76,3 @@ def test_the_models_of_the_package_are_accepted() -> None:
     training = {"strategy": "fsdp", "devices": 2, "recompute": "blocks"}
     cells = [digits_cell(training=training), text_cell(training=training)]
     assert find_mistake([cell.model_dump(mode="json", by_alias=True) for cell in cells]) is None
-
-
-def test_graphs_of_the_network_exclude_recomputed_blocks() -> None:
-    with pytest.raises(ValueError, match=r"step records the network, and recompute: blocks"):
-        digits_cell(training={"compile": "step", "recompute": "blocks"})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.training_cells import folder_of
+from helpers.finished_cells import train_cell
+from helpers.training_cells import folder_of, result_of
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_attn.cells.records import Result
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
 from lit_attn.data.table_sets import TableTags
@@ -22,7 +22,7 @@ from lit_attn.data.text.labelled import TaggedData
 from lit_attn.models import factory
 from lit_attn.schema.errors import ConfigError
 from lit_attn.tasks.classification import TokenClassification
-from lit_attn.train import main, run_cell
+from lit_attn.train import main
 from lit_attn.training.build import build
 
 datasets = pytest.importorskip("datasets")
@@ -266,9 +266,7 @@ def test_a_cell_learns_to_tag(model: dict[str, Any] | None, tmp_path: Path) -> N
     cell = make_cell(write(tmp_path / "a.jsonl", ROWS * 5), model, context=16)
     fields = cell.model_dump(mode="json")
     fields["experiment"]["training"]["epochs"] = 30
-    folder = folder_of(Cell.model_validate(fields), tmp_path / "cell")
-    run_cell(folder)
-    metrics = Result.model_validate_json((folder / "result.json").read_text()).metrics
+    metrics = result_of(train_cell(Cell.model_validate(fields), tmp_path / "cell")).metrics
     assert metrics["test/accuracy"] > 0.9
     assert metrics["test/f1"] > 0.8
     assert metrics["test/loss"] < 0.6

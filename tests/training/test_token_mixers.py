@@ -6,14 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.commands import run_python
-from helpers.finished_cells import read_weights
+from helpers.finished_cells import assert_same_weights, train_cell
 from helpers.paths import EXPERIMENTS, ROOT
-from helpers.stopping import stop_at
+from helpers.stopping import run_until
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 
-from lit_attn.cells.failure import Preempted
 from lit_attn.schema.plugins import load_parts
 from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
@@ -26,23 +24,14 @@ DELTA = {"kind": "module", "import": "token_mixers:GatedDeltaRule"}
 SPACE = {"kind": "module", "import": "token_mixers:StateSpace", "arguments": {"state": 4}}
 
 
-def test_a_hybrid_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = DELTA | {"layers": {"last": 1, "use": "standard"}}
-    folders = []
-    for name, stops in (("whole", ()), ("stopped", (4,))):
-        parent = tmp_path / name
-        parent.mkdir()
-        folder = folder_of(digits_cell(model={"attention": attention}), parent)
-        for step in stops:
-            with monkeypatch.context() as patch:
-                stop_at(patch, step)
-                with pytest.raises(Preempted):
-                    run_cell(folder)
-        run_cell(folder)
-        folders.append(folder)
-    expected, resumed = (read_weights(folder) for folder in folders)
-    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
-    assert result_of(folders[0]).flops > 0
+def test_a_hybrid_resumes_exactly(tmp_path: Path) -> None:
+    cell = digits_cell(model={"attention": DELTA | {"layers": {"last": 1, "use": "standard"}}})
+    undisturbed = train_cell(cell, tmp_path / "undisturbed")
+    stopped = folder_of(cell, tmp_path / "stopped")
+    run_until(4, stopped)
+    run_cell(stopped)
+    assert_same_weights(stopped, undisturbed)
+    assert result_of(undisturbed).flops > 0
 
 
 def test_a_language_model_trains_and_records_its_attention_layers(tmp_path: Path) -> None:
@@ -50,8 +39,7 @@ def test_a_language_model_trains_and_records_its_attention_layers(tmp_path: Path
         model={"attention": {"layers": [SPACE, "standard"]}},
         training={"diagnostics": {"kinds": ["rank"]}},
     )
-    folder = folder_of(cell, tmp_path)
-    run_cell(folder)
+    folder = train_cell(cell, tmp_path)
     rows = (folder / "diagnostics.csv").read_text().splitlines()[1:]
     assert {row.split(",")[1] for row in rows} == {"2"}
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.training_cells import folder_of
+from helpers.finished_cells import train_cell
+from helpers.training_cells import result_of
 from torch.nn import functional as F
 
-from lit_attn.cells.records import Result
 from lit_attn.cells.rows import read_metrics
 from lit_attn.config.cell import Cell
 from lit_attn.config.experiment import Experiment
@@ -18,7 +18,6 @@ from lit_attn.data.text.ids import IGNORED
 from lit_attn.tasks.beam_search import translate
 from lit_attn.tasks.task import TranslationConfig
 from lit_attn.tasks.translation import Translation, TranslationScores
-from lit_attn.train import run_cell
 from lit_attn.training.build import build
 
 sacrebleu = pytest.importorskip("sacrebleu")
@@ -186,15 +185,13 @@ def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["standard", "mgk"])
-def test_a_cell_learns_to_translate_word_by_word(attention: str, tmp_path: Path) -> None:
+def test_a_cell_learns_to_translate_word_by_word(tmp_path: Path) -> None:
     """BLEU belongs to the last evaluation alone."""
-    cell = make_cell(tmp_path, 24, attention, training={"evaluate_every": 2})
-    folder = folder_of(cell, tmp_path / "cell")
-    run_cell(folder)
-    result = Result.model_validate_json((folder / "result.json").read_text())
-    assert result.metrics["test/bleu"] > 0.9
-    assert result.metrics["test/perplexity"] < 1.2
+    cell = make_cell(tmp_path, 24, "mgk", training={"evaluate_every": 2})
+    folder = train_cell(cell, tmp_path / "cell")
+    metrics = result_of(folder).metrics
+    assert metrics["test/bleu"] > 0.9
+    assert metrics["test/perplexity"] < 1.2
     rows = read_metrics(folder / "metrics.csv")
     assert [row.epoch for row in rows if row.name == "test/bleu"] == [23]
     assert len([row for row in rows if row.name == "test/loss"]) == 12
@@ -210,14 +207,11 @@ def test_a_cell_learns_to_translate_word_by_word(attention: str, tmp_path: Path)
 def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping(
     tmp_path: Path,
 ) -> None:
-    cell = make_cell(tmp_path, 5, task={"translate_every": 2})
-    folder = folder_of(cell, tmp_path / "cell")
-    run_cell(folder)
+    folder = train_cell(make_cell(tmp_path, 5, task={"translate_every": 2}), tmp_path / "cell")
     rows = read_metrics(folder / "metrics.csv")
     assert [row.epoch for row in rows if row.name == "val/bleu"] == [1, 3, 4]
     cell = make_cell(tmp_path, 3, training={"stop": {"patience": 3}})
-    folder = folder_of(cell, tmp_path / "stopping")
-    run_cell(folder)
+    folder = train_cell(cell, tmp_path / "stopping")
     rows = read_metrics(folder / "metrics.csv")
     assert [row.epoch for row in rows if row.name == "val/bleu"] == [0, 1, 2]
 

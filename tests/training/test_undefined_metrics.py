@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import fake_study
-from helpers.stopping import stop_at
+from helpers.finished_cells import train_cell
+from helpers.stopping import run_until
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_attn.cells.failure import Diverged, Preempted, classify_failure
+from lit_attn.cells.failure import Diverged, classify_failure
 from lit_attn.cells.records import Metric
 from lit_attn.cells.rows import MetricRow, read_metrics
 from lit_attn.config.cell import Cell
@@ -112,9 +113,7 @@ def test_a_perplexity_that_overflows_loses_no_run(
     monkeypatch.setattr(
         TokenLoss, "compute", lambda self: compute(self) | {"perplexity": self.total.exp() * 1e308}
     )
-    folder = folder_of(text_cell(), tmp_path)
-    run_cell(folder)
-    metrics = result_of(folder).metrics
+    metrics = result_of(train_cell(text_cell(), tmp_path)).metrics
     assert "test/loss" in metrics
     assert "test/perplexity" not in metrics
 
@@ -161,10 +160,7 @@ def test_a_resumed_cell_selects_the_same_evaluation(
 ) -> None:
     """The evaluations before the checkpoint have the values 0.6 and NaN."""
     folder = scripted_cell(tmp_path, "0.6,nan,0.3,nan", metric)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 8)
-        with pytest.raises(Preempted):
-            run_cell(folder)
+    run_until(8, folder)
     monkeypatch.setenv("SCRIPTED_START", "2")
     if metric == LAST:
         with pytest.raises(Diverged, match="test/Scripted is nan at the selected step 16"):
@@ -274,6 +270,4 @@ def test_the_result_records_an_explosion_of_the_loss(tmp_path: Path) -> None:
     """A rate of 3 makes the loss large and finite."""
     for rate, diverged in ((3e-3, False), (3.0, True)):
         cell = digits_cell(optimizer={"kind": "adamw", "lr": rate})
-        folder = folder_of(cell, tmp_path / str(rate))
-        run_cell(folder)
-        assert result_of(folder).diverged is diverged
+        assert result_of(train_cell(cell, tmp_path / str(rate))).diverged is diverged
