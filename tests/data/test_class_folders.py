@@ -73,19 +73,6 @@ def test_folders_inside_a_class_folder_are_no_classes(tmp_path: Path) -> None:
     }
 
 
-def test_hidden_files_and_folders_are_no_samples(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown = [f"{split}/{c}/1.png" for split in ("train", "val") for c in ("cat", "dog")]
-    hidden = ["train/.cache/1.png", "train/cat/.thumbs/1.png", "val/dog/._1.png", "train/.1.png"]
-    write(tmp_path, *shown, *hidden)
-    (tmp_path / "train" / ".DS_Store").touch()
-    files = list_folders(config(tmp_path))
-    assert labels(files["train"]) == {"cat/1.png": 0, "dog/1.png": 1}
-    assert labels(files["test"]) == {"cat/1.png": 0, "dog/1.png": 1}
-    assert caplog.messages == []
-
-
 def test_every_ending_is_read_and_others_are_counted_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,7 +80,10 @@ def test_every_ending_is_read_and_others_are_counted_once(
     names = [f"a.{ending}" for ending in endings] + [f"B.{ending.upper()}" for ending in endings]
     for split in ("train", "test"):
         write(tmp_path, *(f"{split}/cat/{name}" for name in names), f"{split}/dog/1.png")
-    for name in ("train/cat/x.heic", "train/dog/y.HEIC", "test/cat/notes.txt", "test/LICENSE"):
+    hidden = ("train/.DS_Store", "train/.cache/1.txt", "train/cat/._a.png", "test/cat/.notes.txt")
+    others = ("train/cat/x.heic", "train/dog/y.HEIC", "test/cat/notes.txt", "test/LICENSE")
+    for name in (*others, *hidden):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     data = config(tmp_path)
     assert len(list_folders(data)["train"].labels) == len(names) + 1
@@ -111,7 +101,10 @@ def test_every_ending_is_read_and_others_are_counted_once(
 def test_empty_class_folders_are_named(tmp_path: Path) -> None:
     write(tmp_path, "train/cat/1.png", "train/dog/1.png", "test/cat/1.png")
     (tmp_path / "train/emu/inner").mkdir(parents=True)
-    assert error(tmp_path).startswith("data.path: ROOT/train/emu has no images; add images")
+    (tmp_path / "train/emu/1.heic").touch()
+    message = error(tmp_path)
+    assert message.startswith("data.path: ROOT/train/emu has no images; add images")
+    assert " .jpeg" in message
 
 
 def test_images_outside_of_class_folders_are_named(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Tests of hidden files and folders, which no reader reads: macOS writes `._x` beside each `x`."""
 
-import io
 import sysconfig
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.tar_files import make_picture, write_tar
 
 from lit_attn.data.image_folders import ImageFolder, WebDataset
 from lit_attn.data.table_sets import TableText
@@ -23,32 +21,17 @@ from lit_attn.segmentation.mask_sets import MasksConfig
 Read = Callable[[Path], Any]
 
 
-def picture(value: int) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.full((8, 8), value, np.uint8)).save(content, "PNG")
-    return content.getvalue()
-
-
-def write_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, content in (("a.png", picture(1)), ("a.cls", b"0")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-
-
 def read_class_folders(root: Path) -> Any:
     for split in ("train", "test"):
         (root / split / "cat").mkdir(parents=True, exist_ok=True)
-        (root / split / "cat" / "1.png").write_bytes(picture(1))
+        (root / split / "cat" / "1.png").write_bytes(make_picture())
     files = ImageFolder(name="t", classes=1, path=root).list_files()
     return {split: listed.names.tolist() for split, listed in files.items()}
 
 
 def read_tar_files(root: Path) -> Any:
     for split in ("train", "test"):
-        (root / split).mkdir(parents=True, exist_ok=True)
-        write_tar(root / split / "0.tar")
+        write_tar(root / split / "0.tar", [("a.png", make_picture()), ("a.cls", b"0")])
     files = WebDataset(name="t", classes=1, path=root).list_files()
     return {split: listed.names.tolist() for split, listed in files.items()}
 
@@ -108,12 +91,12 @@ def test_label_masks_ignore_hidden_files_and_folders(tmp_path: Path, folder: str
     for split in ("training", "validation"):
         for content in ("images", "annotations"):
             (tmp_path / content / split).mkdir(parents=True)
-            (tmp_path / content / split / "1.png").write_bytes(picture(1))
+            (tmp_path / content / split / "1.png").write_bytes(make_picture())
     config = MasksConfig(name="t", root=tmp_path, classes=("a", "b"), batch_size=1)
     before = config.build(0, torch.device("cpu"))
     (tmp_path / folder / "._1.png").write_bytes(b"\0\5\26\7")
     (tmp_path / folder / ".hidden").mkdir()
-    (tmp_path / folder / ".hidden" / "1.png").write_bytes(picture(2))
+    (tmp_path / folder / ".hidden" / "1.png").write_bytes(make_picture(2))
     after = config.build(0, torch.device("cpu"))
     assert after.fingerprint() == before.fingerprint()
     assert after.train.pairs == before.train.pairs

@@ -350,19 +350,6 @@ def test_folders_that_do_not_match_the_configuration(tmp_path: Path) -> None:
         ImageFileData(config(tmp_path), 0, CPU)
     (tmp_path / "val" / "n1").rmdir()
     (tmp_path / "elsewhere").rename(tmp_path / "val")
-    (tmp_path / "val" / "n9").mkdir()
-    with pytest.raises(ConfigError, match="n9: no such class in train"):
-        ImageFileData(config(tmp_path), 0, CPU)
-    (tmp_path / "val" / "n9").rmdir()
-    for image in (tmp_path / "train" / "n1").iterdir():
-        image.rename(image.with_suffix(".heic"))
-    with pytest.raises(ConfigError, match=r"train/n1 has no images; .* \.jpeg"):
-        ImageFileData(config(tmp_path), 0, CPU)
-    for image in (tmp_path / "train" / "n1").iterdir():
-        image.rename(image.with_suffix(".webp"))
-    seven = config(tmp_path).model_copy(update={"classes": 7})
-    with pytest.raises(ConfigError, match=r"classes: 7, but .*train has images of 4 classes"):
-        ImageFileData(seven, 0, CPU)
     with pytest.raises(ConfigError, match="batch_size: 18 is more than the 16 samples"):
         ImageFileData(config(tmp_path, batch_size=18), 0, CPU)
     with pytest.raises(ConfigError, match="policy: timm does not know 'rand-x9'"):

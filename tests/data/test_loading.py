@@ -102,17 +102,6 @@ def test_the_loader_resumes_at_the_trainers_step() -> None:
     assert equal(batches[0], next(data.train_batches(per_epoch + 7, per_epoch + 8)))
 
 
-def test_devices_share_the_batch_that_one_would_train_on() -> None:
-    devices = 4
-    data = Digits(augment=AUGMENT, batch_size=100, drop_last=False)
-    single = list(on_device(data, 0, 1).train_dataloader())
-    parts = [list(on_device(data, rank, devices).train_dataloader()) for rank in range(devices)]
-    assert len({len(part) for part in parts}) == 1
-    for batch, *shares in zip(single, *parts, strict=True):
-        for rank, share in enumerate(shares):
-            assert equal(share, (batch[0][rank::devices], batch[1][rank::devices]))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -213,17 +202,15 @@ def fit(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*num_workers|.*does not have many workers|.*LeafSpec")
 @pytest.mark.filterwarnings("ignore:.*validation_step|.*val_dataloader|.*`srun` command")
-@pytest.mark.parametrize(("stop", "workers"), [(5, 0), (7, 2), (17, 0)])
-def test_resuming_within_an_epoch_is_exact_to_the_bit(
-    tmp_path: Path, stop: int, workers: int
-) -> None:
+def test_resuming_within_an_epoch_is_exact_to_the_bit(tmp_path: Path) -> None:
     """No stop is at the last step of an epoch, because Lightning would skip the next epoch."""
     uninterrupted = fit(tmp_path)
     assert len(uninterrupted.sums) == 18
-    stopped = fit(tmp_path, stop_after=stop, workers=workers)
-    resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt", workers=workers)
-    assert stopped.sums + resumed.sums == uninterrupted.sums
-    assert torch.equal(resumed.layer.weight, uninterrupted.layer.weight)
+    for stop, workers in ((5, 0), (7, 2), (17, 0)):
+        stopped = fit(tmp_path, stop_after=stop, workers=workers)
+        resumed = fit(tmp_path, resume=tmp_path / "stopped.ckpt", workers=workers)
+        assert stopped.sums + resumed.sums == uninterrupted.sums
+        assert torch.equal(resumed.layer.weight, uninterrupted.layer.weight)
 
 
 def test_a_data_module_without_a_required_method_is_refused() -> None:

@@ -1,17 +1,14 @@
 """Tests of rules that every reader has: shared files, numbered labels, names of classes."""
 
-import io
 import json
 import struct
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.tar_files import make_picture, write_tar
 
 from lit_attn.data.columns import ColumnClasses, read_columns
 from lit_attn.data.image_folders import ImageFolder, WebDataset
@@ -27,26 +24,15 @@ from lit_attn.segmentation.mask_sets import MasksConfig
 CPU = torch.device("cpu")
 
 
-def picture() -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.ones((8, 8), np.uint8)).save(content, "PNG")
-    return content.getvalue()
-
-
 def read_images(root: Path) -> Any:
     (root / "train" / "cat").mkdir(parents=True)
-    (root / "train" / "cat" / "1.png").write_bytes(picture())
+    (root / "train" / "cat" / "1.png").write_bytes(make_picture())
     (root / "test").symlink_to(root / "train")
     return ImageFolder(name="t", classes=1, path=root).list_files()
 
 
 def read_tar_files(root: Path) -> Any:
-    (root / "train").mkdir()
-    with tarfile.open(root / "train" / "0.tar", "w") as archive:
-        for name, content in (("a.png", picture()), ("a.cls", b"0")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    write_tar(root / "train" / "0.tar", [("a.png", make_picture()), ("a.cls", b"0")])
     (root / "test").symlink_to(root / "train")
     return WebDataset(name="t", classes=1, path=root).list_files()
 
@@ -61,7 +47,7 @@ def read_text_folders(root: Path) -> Any:
 def read_masks(root: Path) -> Any:
     for content in ("images", "annotations"):
         (root / content / "training").mkdir(parents=True)
-        (root / content / "training" / "1.png").write_bytes(picture())
+        (root / content / "training" / "1.png").write_bytes(make_picture())
         (root / content / "validation").symlink_to(root / content / "training")
     data = MasksConfig(name="t", root=root, classes=("a", "b"), batch_size=1)
     return data.build(0, CPU)
@@ -104,7 +90,7 @@ def test_a_test_split_linked_to_train_is_a_warning(
 def test_two_names_of_one_class_folder_are_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split / "cat").mkdir(parents=True)
-        (tmp_path / split / "cat" / "1.png").write_bytes(picture())
+        (tmp_path / split / "cat" / "1.png").write_bytes(make_picture())
     (tmp_path / "train" / "kitty").symlink_to(tmp_path / "train" / "cat")
     message = r"'cat' and 'kitty' in .*/train are two names of one folder, so each image would"
     with pytest.raises(ConfigError, match=message):
@@ -159,7 +145,7 @@ def test_two_spellings_of_one_number_are_refused(tmp_path: Path, ending: str) ->
             read()
 
 
-@pytest.mark.parametrize("classes", [1, 3, 5])
+@pytest.mark.parametrize("classes", [1, 3])
 def test_names_of_another_number_of_classes_are_refused(tmp_path: Path, classes: int) -> None:
     paths = {
         "train": write_table(tmp_path / "train.csv", ["a", "b", "a"]),

@@ -1,14 +1,13 @@
 """Tests of the pages about data of the user: their study and experiments run as printed."""
 
-import io
 import json
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.paths import ROOT
+from helpers.tar_files import write_tar
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -64,14 +63,11 @@ EXPERIMENTS = {re.match(r"# ([\w-]+)", block)[1]: block for block in NAMED}
 
 def write_shards(root: Path) -> None:
     for split in ("train", "test"):
-        (root / split).mkdir(parents=True)
-        with tarfile.open(root / split / "0.tar", "w") as archive:
-            for path in sorted((root.parent / "images" / split).glob("*/*.png")):
-                label = path.parent.name.encode()
-                for name, content in (("png", path.read_bytes()), ("cls", label)):
-                    member = tarfile.TarInfo(f"{path.stem}.{name}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        members = []
+        for path in sorted((root.parent / "images" / split).glob("*/*.png")):
+            members.append((f"{path.stem}.png", path.read_bytes()))
+            members.append((f"{path.stem}.cls", path.parent.name.encode()))
+        write_tar(root / split / "0.tar", members)
 
 
 def write_tables(root: Path) -> None:

@@ -1,6 +1,5 @@
 """Tests of image sets in memory: every source, and one line for each error."""
 
-import os
 import pickle
 import threading
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torchvision
+from helpers import noise_images
 from helpers.paths import SHARED
 
 from lit_attn.data import sets
@@ -20,14 +20,7 @@ from lit_attn.schema.errors import ConfigError
 
 
 def npz(path: Path, **changes: np.ndarray) -> Npz:
-    generator = np.random.default_rng(0)
-    arrays = {
-        "x_train": generator.integers(256, size=(40, 8, 8, 3), dtype=np.uint8),
-        "y_train": np.arange(40) % 4,
-        "x_test": generator.integers(256, size=(10, 8, 8, 3), dtype=np.uint8),
-        "y_test": np.arange(10) % 4,
-    }
-    np.savez(path, **(arrays | changes))
+    noise_images.write(path, **changes)
     return Npz(name="noise", path=path, size=8, classes=4, batch_size=16)
 
 
@@ -180,7 +173,7 @@ def test_downloaded_cifar_is_read(classes: int, tmp_path: Path) -> None:
 
 def test_the_real_cifar100() -> None:
     """Sizes and statistics are those of docs/setups.md, section 2."""
-    path = Path(os.environ.get("LIT_ATTN_SHARED", SHARED)) / "cifar100.npz"
+    path = SHARED / "cifar100.npz"
     if not path.is_file():
         pytest.skip("no cifar100.npz at hand")
     data = Npz(name="cifar100", path=path, size=32, classes=100, validation=5000)

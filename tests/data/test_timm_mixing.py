@@ -51,14 +51,6 @@ def test_batches_equal_those_of_timm(
     assert torch.equal(targets, expected_targets)
 
 
-def test_mixing_leaves_the_global_generators_alone() -> None:
-    before = np.random.get_state()[1].tolist()
-    images = torch.zeros(4, 3, 8, 8)
-    labels = torch.arange(4)
-    mix_batch(images, labels, 4, TimmAugmentation(mixup=1, cutmix=1), 7)
-    assert np.random.get_state()[1].tolist() == before
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.4, 0.7])
 def test_boxes_of_cutmix_inside_the_image_have_even_sides_as_in_the_released_timm(
     weight: float,

@@ -105,7 +105,8 @@ def test_a_type_that_is_too_narrow_for_the_vocabulary_is_not_assumed(tmp_path: P
 def test_a_torn_file_is_refused(size: int, dtype: str, tmp_path: Path) -> None:
     data = write(tmp_path, dtype, dtype=dtype)
     (tmp_path / "train.bin").write_bytes(b"\1" * size)
-    with pytest.raises(ConfigError, match=rf"train\.bin: {size} bytes are not whole tokens of"):
+    message = rf"train\.bin: {size} bytes are not whole tokens of {np.dtype(dtype).itemsize} bytes"
+    with pytest.raises(ConfigError, match=message):
         data.streams()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.data_ranks import on_rank
+from helpers.tar_files import write_tar
 from PIL import Image
 
 from lit_attn.data.image_files import ImageFileData
@@ -26,12 +27,7 @@ def make_image(number: int) -> bytes:
 
 
 def write_shard(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    write_tar(path, members.items())
 
 
 def make_samples(first: int, count: int) -> dict[str, bytes]:
@@ -199,21 +195,6 @@ def test_16_bit_images_of_shards_keep_their_range(root: Path) -> None:
     assert numbers(images) == [100]
 
 
-def write_members(path: Path, members: list[tuple[str, bytes]]) -> None:
-    """Write members in their order; a content that begins with `->` is a hard link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            if content.startswith(b"->"):
-                member.type = tarfile.LNKTYPE
-                member.linkname = content[2:].decode()
-                archive.addfile(member)
-            else:
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -224,7 +205,7 @@ def write_members(path: Path, members: list[tuple[str, bytes]]) -> None:
 )
 def test_a_key_of_two_samples_is_refused(names: list[str], message: str, root: Path) -> None:
     contents = {".png": make_image(1), ".cls": b"1"}
-    write_members(root / "train/a-0.tar", [(name, contents[name[1:]]) for name in names])
+    write_tar(root / "train/a-0.tar", [(name, contents[name[1:]]) for name in names])
     with pytest.raises(ConfigError, match=r"a-0\.tar: " + message):
         make_config(root).list_files()
 
@@ -262,12 +243,12 @@ def test_hard_links_are_the_file_that_they_name(root: Path) -> None:
         ("b.png", b"->a.png"),
         ("b.cls", b"->a.cls"),
     ]
-    write_members(root / "val/a.tar", members)
+    write_tar(root / "val/a.tar", members)
     data = ImageFileData(make_config(root), 0, CPU)
     ((images, labels),) = data.val_dataloader()[0]
     assert numbers(images) == [50, 50]
     assert labels.tolist() == [2, 2]
-    write_members(root / "val/a.tar", [("a.png", b"->elsewhere.png"), ("a.cls", b"1")])
+    write_tar(root / "val/a.tar", [("a.png", b"->elsewhere.png"), ("a.cls", b"1")])
     with pytest.raises(
         ConfigError, match=r"'a\.png' is a link to 'elsewhere\.png'; write the file"
     ):
@@ -279,7 +260,7 @@ def test_hard_links_are_the_file_that_they_name(root: Path) -> None:
 )
 def test_members_that_are_no_part_of_a_sample_change_nothing(name: str, root: Path) -> None:
     members = [("./a.png", make_image(50)), (name, b"text"), ("./a.cls", b"2")]
-    write_members(root / "val/a.tar", members)
+    write_tar(root / "val/a.tar", members)
     assert make_config(root).list_files()["test"].labels.tolist() == [2]
 
 
