@@ -1,5 +1,7 @@
 """Tiny language models that together use every option of the configuration."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,3 +95,22 @@ def network(name: str, seed: int = 0, **changes: Any) -> language.GPT:
 
 def tokens(batch: int = 2, n: int = CONTEXT, seed: int = 1) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def decode(network: language.GPT, ids: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
+    """Return the logits of tokens that caches receive in pieces, which begin at `cuts`."""
+    caches = network.trunk.new_caches()
+    pieces = []
+    for start, stop in pairwise([0, *cuts, ids.shape[1]]):
+        pieces.append(network(ids[:, start:stop], caches))
+    return torch.cat(pieces, dim=1)
+
+
+@torch.no_grad()
+def assert_decodes(
+    network: language.GPT, cuts: Sequence[int], ids: torch.Tensor | None = None
+) -> None:
+    """Assert that decoding in pieces has the logits of the whole sequence."""
+    ids = tokens() if ids is None else ids
+    decoded = decode(network, ids, cuts)
+    torch.testing.assert_close(decoded, network(ids), rtol=1e-9, atol=1e-10)

@@ -1,6 +1,5 @@
 """Blocks are compiled alone, and blocks that differ only in their tensors share one graph."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,28 +9,11 @@ from helpers.training_cells import digits_cell, text_cell
 from torch import Tensor, nn
 
 from lit_attn.config.cell import Cell
-from lit_attn.models import blocks, factory
+from lit_attn.models import factory
 from lit_attn.models.blocks import compile_blocks, is_mostly_blocks, recompute_blocks
-from lit_attn.private_names.of_torch import compiler_limits
 
 VALUES = {"layers": [{"every": 2, "use": "belief2"}, {"last": 1, "use": "xsa"}]}
 WINDOWED = {"preset": "standard", "window": 4}
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCounter]:
-    """Let `compile_blocks` use a GraphCounter, and restore the limits of PyTorch."""
-    backend = GraphCounter()
-    compile_with = torch.compile
-
-    def compile_forward(forward: Any) -> Any:
-        return compile_with(forward, backend=backend)
-
-    monkeypatch.setattr(blocks.torch, "compile", compile_forward)
-    torch.compiler.reset()
-    with compiler_limits(fail_on_recompile_limit_hit=True):
-        yield backend
-    torch.compiler.reset()
 
 
 def gpt(depth: int, attention: Any, **model: Any) -> Cell:

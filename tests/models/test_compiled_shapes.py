@@ -1,8 +1,5 @@
 """Compiled code sees few shapes: last batches, generation, and the replaced layers of timm."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import timm
 import torch
@@ -14,23 +11,6 @@ from lit_attn.attention.cache import SPARE
 from lit_attn.config.cell import Cell
 from lit_attn.models import blocks, factory
 from lit_attn.models.language import Sampling, continuation
-from lit_attn.private_names.of_torch import compiler_limits
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphCounter]:
-    """Let `compile_blocks` use a GraphCounter, and fail where PyTorch would stop compiling."""
-    backend = GraphCounter()
-    compile_with = torch.compile
-
-    def compile_forward(forward: Callable[..., Any], **options: Any) -> Any:
-        return compile_with(forward, backend=backend)
-
-    monkeypatch.setattr(blocks.torch, "compile", compile_forward)
-    torch.compiler.reset()
-    with compiler_limits(fail_on_recompile_limit_hit=True):
-        yield backend
-    torch.compiler.reset()
 
 
 def build(cell: Cell) -> torch.nn.Module:

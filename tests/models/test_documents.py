@@ -97,14 +97,8 @@ def test_joined_documents_differ() -> None:
 @pytest.mark.parametrize("cuts", [list(range(1, CONTEXT)), [4, 10, 11]], ids=len)
 def test_decoding_keeps_documents_apart(name: str, cuts: list[int]) -> None:
     """Rows start documents at different places, and the layers of transformer++ have windows."""
-    network = make_network(name)
     tokens, _ = pack_tokens()
-    caches = network.trunk.new_caches()
-    with torch.no_grad():
-        parts = []
-        for start, stop in pairwise([0, *cuts, CONTEXT]):
-            parts.append(network(tokens[:, start:stop], caches))
-        torch.testing.assert_close(torch.cat(parts, 1), network(tokens), rtol=1e-9, atol=1e-10)
+    gpt_cases.assert_decodes(make_network(name), cuts, tokens)
 
 
 def test_a_continuation_depends_on_the_last_document_alone() -> None:

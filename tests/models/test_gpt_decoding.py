@@ -1,14 +1,12 @@
 """Tests of decoding with caches: equality with the whole sequence, limits, sampling."""
 
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from helpers import gpt_cases
-from helpers.gpt_cases import CONTEXT, VOCABULARY
-from torch import Tensor
+from helpers.gpt_cases import CONTEXT, VOCABULARY, assert_decodes
 
 from lit_attn.attention.linear import LinearConfig
 from lit_attn.attention.mixture import MixtureConfig
@@ -26,23 +24,6 @@ from lit_attn.models.token_transformer import Init
 
 every_choice = pytest.mark.parametrize("name", gpt_cases.CHOICES)
 BY_POSITION = AttentionSpec(similarity=MixtureConfig(prior_scope="position", positions=8))
-
-
-def decode(network: GPT, tokens: Tensor, cuts: list[int]) -> Tensor:
-    caches = network.trunk.new_caches()
-    parts = [
-        network(tokens[:, start:stop], caches)
-        for start, stop in pairwise([0, *cuts, tokens.shape[1]])
-    ]
-    return torch.cat(parts, dim=1)
-
-
-def assert_decodes(network: GPT, cuts: list[int]) -> None:
-    tokens = gpt_cases.tokens()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            decode(network, tokens, cuts), network(tokens), rtol=1e-9, atol=1e-10
-        )
 
 
 def without_caches(network: GPT, prompt: list[int], count: int, how: Sampling) -> list[int]:
@@ -125,11 +106,8 @@ def test_learned_positions_limit_the_sequence(changes: dict[str, Any], longest: 
 
 
 def test_computed_positions_decode_beyond_the_trained_context() -> None:
-    network = gpt_cases.network("casted")
     tokens = gpt_cases.tokens(n=CONTEXT + 9)
-    torch.testing.assert_close(
-        decode(network, tokens, [CONTEXT - 2, CONTEXT + 3]), network(tokens), rtol=1e-9, atol=1e-10
-    )
+    assert_decodes(gpt_cases.network("casted"), [CONTEXT - 2, CONTEXT + 3], tokens)
 
 
 def test_a_bidirectional_model_is_refused() -> None:

@@ -1,6 +1,5 @@
 """Tests of positions that differ between the layers of a model."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,13 +51,7 @@ def test_a_model_without_positions_equals_the_formula() -> None:
 @pytest.mark.parametrize("changes", [MIXED, {"positions": "none"}], ids=["mixed", "none"])
 def test_decoding_keeps_the_positions_of_layers(changes: dict[str, Any]) -> None:
     network = gpt_cases.network("casted", **changes, windows=(None, 4, None))
-    ids = gpt_cases.tokens()
-    caches = network.trunk.new_caches()
-    pieces = []
-    with torch.no_grad():
-        for start, stop in pairwise([0, 1, 2, 7, 8, gpt_cases.CONTEXT]):
-            pieces.append(network(ids[:, start:stop], caches))
-        torch.testing.assert_close(torch.cat(pieces, 1), network(ids), rtol=1e-9, atol=1e-10)
+    gpt_cases.assert_decodes(network, [1, 2, 7, 8])
 
 
 def test_positions_of_layers_start_again_in_each_document() -> None:
