@@ -34,8 +34,9 @@ def test_belief2_cifar100_warms_up_per_step_then_falls_to_the_floor() -> None:
     assert rate(10**9) == pytest.approx(1e-6)
 
 
-def test_a_constant_rate_never_changes() -> None:
-    rate = Constant().rate(0.3, 5, 2)
+@pytest.mark.parametrize("schedule", [Constant(), Trapezoid()], ids=["constant", "no ramps"])
+def test_a_constant_rate_never_changes(schedule: Schedule) -> None:
+    rate = schedule.rate(0.3, 5, 2)
     assert {rate(step) for step in range(20)} == {0.3}
 
 
@@ -57,11 +58,6 @@ def test_modded_nanogpts_rate_rises_stays_and_falls_to_zero() -> None:
     assert rate(8512) == pytest.approx(0.9e-3)
     assert rate(9535) == pytest.approx(1.8e-3 / 2048)
     assert rate(9536) == rate(10**9) == 0
-
-
-def test_a_trapezoid_without_ramps_is_constant() -> None:
-    rate = Trapezoid().rate(0.3, 5, 2)
-    assert {rate(step) for step in range(20)} == {0.3}
 
 
 def test_dcmha_warms_up_over_ten_thousand_steps_and_falls_to_a_tenth() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from lit_attn.schema.errors import ConfigError
 from lit_attn.segmentation.mask_sets import MasksConfig
@@ -93,9 +92,13 @@ def test_void_is_a_number_without_a_class(void: int, tmp_path: Path) -> None:
         ({**COLOURS, "void": 11}, "void: 11 is a number, and label files have `colours`"),
         ({"void": True}, "void"),
         ({"void": 1.5}, "void"),
+        ({"classes": ["cat", "dog", "cat"]}, "classes: 'cat' stands there twice"),
+        ({"colours": [[1, 1, 1]]}, r"colours: \d for 2 classes"),
+        ({"colours": [[1, 1, 1], [1, 1, 1]]}, r"colours: \d for 2 classes"),
+        ({"colours": [[0, 0, 0], [1, 1, 1]], "void": [0, 0, 0]}, r"colours: \d for 2 classes"),
     ],
 )
-def test_a_void_that_does_not_fit_is_refused(
+def test_choices_that_do_not_fit_are_refused(
     choices: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -177,26 +180,6 @@ def test_all_files_are_checked_if_there_is_time(
     assert len(set(checked)) == len(checked) == pytest.approx(count, abs=1)
     thirds = [int(name) // 667 for name in checked]
     assert all(thirds.count(third) > count / 4 for third in range(3))
-
-
-def test_an_image_without_labels_is_named(tmp_path: Path) -> None:
-    write(tmp_path, np.zeros((4, 4)))
-    (tmp_path / "annotations/validation/a.png").unlink()
-    with pytest.raises(ConfigError, match=r"annotations/validation/a\.png is missing"):
-        make_config(tmp_path).build(0, CPU)
-
-
-@pytest.mark.parametrize("colours", [[[1, 1, 1]], [[1, 1, 1], [1, 1, 1]], [[0, 0, 0], [1, 1, 1]]])
-def test_every_class_has_a_colour_of_its_own(colours: list[list[int]], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"colours: \d for 2 classes"):
-        make_config(tmp_path, colours=colours, void=[0, 0, 0])
-
-
-def test_classes_without_a_name_or_a_colour_of_their_own_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"void: \[0, 0, 0\] is a colour"):
-        make_config(tmp_path, void=[0, 0, 0])
-    with pytest.raises(ValidationError, match="classes: 'cat' stands there twice"):
-        make_config(tmp_path, classes=["cat", "dog", "cat"])
 
 
 def save_turned(path: Path, pixels: np.ndarray, orientation: int) -> None:

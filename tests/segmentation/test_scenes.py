@@ -233,7 +233,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
             (tmp_path / kind / split).mkdir(parents=True)
             Image.new("L", (8, 8)).save(tmp_path / kind / split / f"a.{ending}")
     (tmp_path / "annotations/validation/a.png").unlink()
-    with pytest.raises(ConfigError, match=r"validation/a\.png is missing"):
+    with pytest.raises(ConfigError, match=r"annotations/validation/a\.png is missing"):
         SceneryData(Ade20k(root=tmp_path), seed=0, device=CPU)
     (tmp_path / "images/validation/a.jpg").unlink()
     with pytest.raises(ConfigError, match=r"validation holds no images that end in \.bmp"):
