@@ -147,7 +147,6 @@ def test_a_wrong_label_in_a_file(tmp_path: Path) -> None:
     [
         ({"lengths": (50, 20)}, "lengths: 50 is more than 20"),
         ({"depth": 2}, "lengths: trees of depth"),
-        ({"batch_size": 5, "accumulate": 2}, "accumulate: 2 does not divide the batch of 5"),
     ],
 )
 def test_bad_configurations_are_refused(changes: dict[str, object], message: str) -> None:

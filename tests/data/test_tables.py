@@ -1,8 +1,6 @@
 """Tests of data sets of rows: Parquet, CSV and JSON files."""
 
-import csv
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import fake_cells
+from helpers.table_files import write_rows
 from helpers.training_cells import digits_cell
 from PIL import Image
 from pydantic import ValidationError
@@ -31,21 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows, indent=2))
-    else:
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    return path
-
-
 def write_images(folder: Path, names: list[Any]) -> list[dict[str, Any]]:
     """Write one image for each of `names`; its grey level is its number."""
     rows = []
@@ -58,8 +42,8 @@ def write_images(folder: Path, names: list[Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
 def test_images_are_read_from_every_kind_of_file(suffix: str, tmp_path: Path) -> None:
     rows = write_images(tmp_path, ["dog", "cat", "cat", "emu"])
-    train = write(tmp_path / f"train{suffix}", rows)
-    test = write(tmp_path / f"test{suffix}", rows[:2])
+    train = write_rows(tmp_path / f"train{suffix}", rows)
+    test = write_rows(tmp_path / f"test{suffix}", rows[:2])
     config = TableImages(
         name="t", train=train, test=test, size=6, channels=1, classes=3, batch_size=2
     )
@@ -78,7 +62,7 @@ def test_a_changed_image_of_a_table_makes_results_stale_at_once(
     (tmp_path / "images").mkdir()
     rows = write_images(tmp_path / "images", ["dog", "cat", "emu"])
     rows = [row | {"image": f"images/{row['image']}"} for row in rows]
-    path = write(tmp_path / f"rows{suffix}", rows)
+    path = write_rows(tmp_path / f"rows{suffix}", rows)
     config = TableTargets(
         name="t", train=path, test=path, targets=("x",), size=6, channels=1, batch_size=2
     )
@@ -119,7 +103,7 @@ def test_images_in_cells_of_datasets_are_decoded(tmp_path: Path) -> None:
 
 
 def test_columns_of_numbers_are_targets(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
+    path = write_rows(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
     config = TableTargets(
         name="t", train=path, test=path, size=6, channels=1, targets=("x", "y"), batch_size=3
     )
@@ -130,7 +114,7 @@ def test_columns_of_numbers_are_targets(tmp_path: Path) -> None:
 
 def test_texts_and_labels_make_padded_rows(tmp_path: Path) -> None:
     rows = [{"text": "no", "label": "bad"}, {"text": "a", "label": "ok"}]
-    path = write(tmp_path / "a.jsonl", rows)
+    path = write_rows(tmp_path / "a.jsonl", rows)
     choices = {"name": "t", "train": path, "test": path, "context": 4, "batch_size": 2}
     data = TableLabels.model_validate(choices).build(0, CPU)
     tokens, present, labels = next(iter(data.val_dataloader()[0]))
@@ -140,7 +124,9 @@ def test_texts_and_labels_make_padded_rows(tmp_path: Path) -> None:
 
 
 def test_documents_are_the_rows_of_a_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", [{"text": "hello there"}, {"text": None}, {"text": "you"}])
+    path = write_rows(
+        tmp_path / "a.parquet", [{"text": "hello there"}, {"text": None}, {"text": "you"}]
+    )
     config = TableText(name="t", train=path, val=path, context=4, batch_size=1)
     config.check_files()
     stream = config.streams()["train"]
@@ -164,7 +150,7 @@ def test_documents_are_the_rows_of_a_column(tmp_path: Path) -> None:
 def test_a_table_that_does_not_fit_the_keys_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
+    path = write_rows(tmp_path / "a.csv", write_images(tmp_path, [0, 1, 2]))
     choices = {"name": "t", "train": path, "test": path, "size": 6, "classes": 3, "batch_size": 1}
     with pytest.raises(ConfigError, match=message):
         TableImages.model_validate(choices | changes).build(0, CPU)
@@ -187,12 +173,12 @@ def test_an_unreadable_table_is_named(tmp_path: Path) -> None:
 
 def test_bad_cells_are_named(tmp_path: Path) -> None:
     rows = write_images(tmp_path, ["cat", "dog"])
-    train = write(tmp_path / "train.csv", rows)
-    test = write(tmp_path / "test.csv", [{**rows[0], "label": "cart", "x": "one"}])
+    train = write_rows(tmp_path / "train.csv", rows)
+    test = write_rows(tmp_path / "test.csv", [{**rows[0], "label": "cart", "x": "one"}])
     choices = {"name": "t", "train": train, "test": test, "size": 6, "batch_size": 1}
     with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
-    numbers = write(tmp_path / "numbers.csv", write_images(tmp_path, [0, 1]))
+    numbers = write_rows(tmp_path / "numbers.csv", write_images(tmp_path, [0, 1]))
     with pytest.raises(ConfigError, match=r"test row 0 of 'label' is 'cart', no class of train"):
         TableImages.model_validate(choices | {"train": numbers, "classes": 2}).build(0, CPU)
     with pytest.raises(ConfigError, match=r"data\.targets: test row 0 of x has a value .*'one'"):
@@ -204,21 +190,25 @@ def test_bad_cells_are_named(tmp_path: Path) -> None:
         TableImages.model_validate(choices | {"classes": 2}).build(0, CPU)
 
 
-def test_a_missing_class_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": null}\n')
-    data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
-    with pytest.raises(ConfigError, match=r"^data\.label: train row 1 of 'label' has no class"):
-        data.read_samples()
+NO_CLASS = r"^data\.label: train row 1 of 'label' has no class"
 
 
-def test_a_text_that_is_a_number_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"text": 3, "label": 0}\n')
+@pytest.mark.parametrize(
+    ("ending", "rows", "message"),
+    [
+        (".jsonl", [("a", "x"), ("b", None)], NO_CLASS),
+        # Parquet files of floats mark a missing number with NaN.
+        (".parquet", [("a", 0.0), ("b", float("nan"))], NO_CLASS),
+        (".jsonl", [(3, 0)], r"^data\.train: .*: row 0: 'text' is 3, which is no text"),
+    ],
+)
+def test_a_row_without_a_text_or_a_class_is_named(
+    ending: str, rows: list[tuple[Any, Any]], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"train{ending}"
+    write_rows(path, [{"text": text, "label": label} for text, label in rows])
     data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
-    with pytest.raises(
-        ConfigError, match=r"^data\.train: .*: row 0: 'text' is 3, which is no text"
-    ):
+    with pytest.raises(ConfigError, match=message):
         data.read_samples()
 
 
@@ -292,16 +282,6 @@ def test_files_of_a_local_hub_are_named(tmp_path: Path, caplog: pytest.LogCaptur
         TableText(name="t", hub=str(folder)).texts()
 
 
-def test_a_missing_number_is_no_class(tmp_path: Path) -> None:
-    """Parquet files of floats mark a missing number with NaN."""
-    path = tmp_path / "a.parquet"
-    rows = [{"text": "a", "label": 0.0}, {"text": "b", "label": float("nan")}]
-    datasets.Dataset.from_list(rows).to_parquet(path)
-    data = TableLabels(name="t", train=path, test=path, context=8, classes=2)
-    with pytest.raises(ConfigError, match=r"^data\.label: train row 1 of 'label' has no class"):
-        data.read_samples()
-
-
 def test_a_large_vocabulary_needs_as_many_embeddings() -> None:
     choices = {"name": "t", "hub": "o/n", "context": 8, "tokenizer": "gpt-neox"}
     with pytest.raises(ValidationError, match=r"vocabulary: 512, but .* choose at least 50278"):
@@ -314,9 +294,9 @@ def write_table_of_picture(folder: Path, source: str, content: bytes) -> Path:
     (folder / "picture.png").write_bytes(content)
     path = folder / "table.parquet"
     if source == "csv":
-        return write(folder / "table.csv", [{"image": "picture.png", "label": 0}])
+        return write_rows(folder / "table.csv", [{"image": "picture.png", "label": 0}])
     if source == "parquet":
-        return write(path, [{"image": "picture.png", "label": 0}])
+        return write_rows(path, [{"image": "picture.png", "label": 0}])
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     rows = {"image": [{"bytes": content, "path": None}], "label": [0]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
@@ -353,7 +333,7 @@ def test_damaged_pictures_are_one_line(source: str, tmp_path: Path) -> None:
 
 
 def test_cells_that_are_no_images_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [{"image": [1, 2], "label": 0}])
+    path = write_rows(tmp_path / "a.jsonl", [{"image": [1, 2], "label": 0}])
     config = TableImages(name="t", train=path, test=path, size=8, classes=1, batch_size=1)
     with pytest.raises(ConfigError, match=r"row 0: 'image' is \[1, 2\], no image; write the path"):
         config.build(0, CPU)

@@ -6,22 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import sentence_pairs
 from helpers.paths import SHARED
 
 from lit_attn.data.text.ids import END, IGNORED, PADDING
 from lit_attn.data.text.parallel import ParallelData, ParallelText, Subwords, cut_batches
 from lit_attn.schema.errors import ConfigError
 
-WORDS = ("ein", "hund", "läuft", "über", "die", "wiese", "und", "bellt", "laut", "heute")
-
 
 def write(folder: Path, **changes: str) -> ParallelText:
     """Write 120 training pairs and 7 pairs of each evaluated split."""
-    drawn = np.random.default_rng(0)
-    for name, count in (("train", 120), ("valid", 7), ("test", 7)):
-        for language in ("de", "en"):
-            lines = (" ".join(drawn.choice(WORDS, drawn.integers(1, 15))) for _ in range(count))
-            (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sentence_pairs.write(folder)
     values: dict[str, Any] = {"name": "own", "folder": folder, "vocabulary": 60}
     values |= {"batch_size": 64, "context": 30, "eval_batch_size": 4}
     return ParallelText.model_validate(values | changes)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import digit_folders, noise_images
+from helpers import digit_folders, noise_images, sentence_pairs
 from helpers.commands import run_python
 from helpers.data_ranks import on_rank
 from helpers.paths import EXPERIMENTS
@@ -48,7 +48,6 @@ AUGMENTATIONS: dict[str, tuple[Any, ...]] = {
     "cutmix": (CROP, "normalize", "erasing", {"kind": "mix", "mixup": 0.0}),
     "both": (BLANKING, "normalize", "erasing", {"kind": "mix", "p": 0.5}),
 }
-WORDS = ("one", "dog", "runs", "over", "the", "meadow", "and", "barks", "aloud", "today")
 FILES: dict[str, dict[str, Any]] = {
     "policy, erasing and mixture": {
         "augment": {"policy": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "mixup": 0.8, "cutmix": 1.0}
@@ -169,13 +168,7 @@ def test_tokens_do_not_depend_on_workers(order: str, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_pairs_grouped_by_length_do_not_depend_on_workers(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    for name, count in (("train", 60), ("valid", 3), ("test", 3)):
-        for language in ("de", "en"):
-            lines = [
-                " ".join(generator.choice(WORDS, generator.integers(1, 15))) for _ in range(count)
-            ]
-            (tmp_path / f"{name}.{language}").write_text("\n".join(lines) + "\n")
+    sentence_pairs.write(tmp_path, train=60, evaluated=3)
 
     def make(workers: int) -> DataModule:
         sizes = {"vocabulary": 40, "batch_size": 128, "context": 80, "eval_batch_size": 4}
