@@ -12,13 +12,14 @@ from lit_attn.config.cell import Cell
 from lit_attn.models import blocks, factory
 from lit_attn.models.language import Sampling, continuation
 
+pytestmark = pytest.mark.slow
+
 
 def build(cell: Cell) -> torch.nn.Module:
     torch.manual_seed(0)
     return factory.build(cell.experiment.model, cell.experiment.data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["standard", "dcmha"])
 def test_last_batches_of_any_size_need_one_more_graph(
     attention: str, compiler: GraphCounter
@@ -36,7 +37,6 @@ def test_last_batches_of_any_size_need_one_more_graph(
     assert compiler.graphs == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["belief2", "mgk"])
 def test_texts_that_grow_need_one_more_graph(attention: str, compiler: GraphCounter) -> None:
     """Without a cache, each token of a generated text is another length."""
@@ -50,7 +50,6 @@ def test_texts_that_grow_need_one_more_graph(attention: str, compiler: GraphCoun
     assert compiler.graphs == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["standard", "mgk"])
 def test_generation_with_caches_compiles_only_for_its_first_tokens(
     attention: str, compiler: GraphCounter
@@ -73,7 +72,6 @@ def test_generation_with_caches_compiles_only_for_its_first_tokens(
     assert graphs[SPARE + 3] == graphs[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["belief2", "dcmha"])
 def test_a_model_with_replaced_layers_is_compiled_for_any_batch(
     attention: str, compiler: GraphCounter

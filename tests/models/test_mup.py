@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.finished_cells import train_cell
 from helpers.paths import ROOT
-from helpers.training_cells import SMALL_TEXT, digits_cell, folder_of, result_of, text_cell
+from helpers.training_cells import SMALL_TEXT, digits_cell, result_of, text_cell
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -22,7 +23,6 @@ from lit_attn.optim.standard import AdamW
 from lit_attn.schema.errors import ConfigError
 from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.signatures import CausalTokens, ImageLabels
-from lit_attn.train import run_cell
 
 BASE, WIDE = 64, 1024
 HEADS = 4
@@ -240,7 +240,6 @@ def test_the_study_of_the_page_trains_every_variant(tmp_path: Path) -> None:
     assert [cell.experiment.model.dim for cell in cells] == [64, 64, 256, 256]
     losses = set()
     for cell in cells:
-        folder = folder_of(cell, tmp_path / "cells")
-        run_cell(folder)
+        folder = train_cell(cell, tmp_path / "cells")
         losses.add(result_of(folder).metrics["val/loss"])
     assert len(losses) == 4

@@ -5,8 +5,9 @@ import torch
 
 from lit_attn.optim.jax_adamw import JaxAdamW
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_weights_of_norms_stay_one_in_bfloat16() -> None:
     network = torch.nn.Sequential(torch.nn.RMSNorm(8), torch.nn.Linear(8, 8))
     start = network[1].weight.detach().clone()
@@ -20,7 +21,6 @@ def test_the_weights_of_norms_stay_one_in_bfloat16() -> None:
     assert not torch.equal(network[1].weight, network[1].weight.bfloat16().float())
 
 
-@pytest.mark.slow
 def test_parameters_are_rounded_before_the_first_step() -> None:
     network = torch.nn.Linear(8, 8)
     JaxAdamW(lr=1e-3, bfloat16=("weight",)).build(network)
@@ -28,7 +28,6 @@ def test_parameters_are_rounded_before_the_first_step() -> None:
     assert not torch.equal(network.bias, network.bias.bfloat16().float())
 
 
-@pytest.mark.slow
 def test_the_first_moment_counts_in_bfloat16() -> None:
     """After two gradients of 1, the moment is 0.1 + bf16(bf16(0.9) bf16(0.1))."""
     network = torch.nn.Linear(1, 1, bias=False)
@@ -45,7 +44,6 @@ def test_the_first_moment_counts_in_bfloat16() -> None:
     assert moments[1] != pytest.approx(0.9 * 0.19, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_gradients_are_clipped_to_the_norm_itself() -> None:
     """PyTorch's function adds 1e-6 to the norm, which changes a small one."""
     network = torch.nn.Linear(2, 1, bias=False)
@@ -57,7 +55,6 @@ def test_gradients_are_clipped_to_the_norm_itself() -> None:
     torch.testing.assert_close(network.weight.grad, torch.tensor([[6e-7, 8e-7]]), atol=0, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_gradients_and_decay_of_rounded_parameters_are_rounded() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8))
     config = JaxAdamW(lr=1e-3, weight_decay=0.1, bfloat16=("0.*",))

@@ -8,6 +8,8 @@ import torch
 from lit_attn.optim.base import Optimizer
 from lit_attn.optim.set_adam import SetAdamOptimizer
 
+pytestmark = pytest.mark.slow
+
 
 def plain_step(
     theta: list[float],
@@ -34,7 +36,6 @@ def plain_step(
     ]
 
 
-@pytest.mark.slow
 def test_the_configuration_builds_the_optimizer() -> None:
     config = Optimizer.parse({"kind": "set-adam", "lr": 1e-4})
     optimizer = config.build(torch.nn.Linear(3, 2))
@@ -42,7 +43,6 @@ def test_the_configuration_builds_the_optimizer() -> None:
     assert optimizer.defaults["eps"] == 1e-18
 
 
-@pytest.mark.slow
 def test_steps_equal_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     theta = torch.randn(7, dtype=torch.double, generator=generator).requires_grad_()
@@ -58,7 +58,6 @@ def test_steps_equal_the_formula() -> None:
         assert theta.tolist() == pytest.approx(plain, rel=1e-10)
 
 
-@pytest.mark.slow
 def test_equal_gradients_double_the_step_of_adam() -> None:
     """For equal gradients cos^2 is 1 and w - w/2 is w/2, also for a single scalar."""
     for size in ((), (3,)):
@@ -68,7 +67,6 @@ def test_equal_gradients_double_the_step_of_adam() -> None:
         assert theta.flatten().tolist() == pytest.approx([-2e-3] * theta.numel(), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
     """Tensors do not affect each other, even if one lacks a gradient in some steps."""
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +88,6 @@ def test_every_tensor_has_its_own_scale_and_count_of_steps() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
-@pytest.mark.slow
 def test_zero_gradients_change_nothing_and_make_no_nan() -> None:
     theta = torch.ones(4).requires_grad_()
     theta.grad = torch.zeros(4)
@@ -98,7 +95,6 @@ def test_zero_gradients_change_nothing_and_make_no_nan() -> None:
     assert theta.tolist() == [1.0] * 4
 
 
-@pytest.mark.slow
 def test_tiny_gradients_do_not_underflow() -> None:
     """The square of v is below float32's range for gradients near 1e-8; the step stays the same."""
     results = []
@@ -110,7 +106,6 @@ def test_tiny_gradients_do_not_underflow() -> None:
     assert results[0] == pytest.approx(results[1], rel=1e-4)
 
 
-@pytest.mark.slow
 def test_half_precision_parameters_keep_wide_state() -> None:
     theta = torch.zeros(3, dtype=torch.float16).requires_grad_()
     theta.grad = torch.full((3,), 1e-4, dtype=torch.float16)
@@ -121,7 +116,6 @@ def test_half_precision_parameters_keep_wide_state() -> None:
     assert (theta < 0).all()
 
 
-@pytest.mark.slow
 def test_weight_decay_is_coupled() -> None:
     decayed, added = (torch.full((2,), 3.0).requires_grad_() for _ in range(2))
     decayed.grad = torch.tensor([1.0, 2.0])
