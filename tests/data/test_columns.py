@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.finished_cells import read_weights, train_cell
-from helpers.training_cells import result_of
+from helpers.training_cells import cell_of, result_of
 from sklearn.metrics import r2_score, root_mean_squared_error
 
 from lit_attn.config.cell import Cell
@@ -222,8 +222,7 @@ def columns_cell(data: dict[str, Any], task: str, metric: str) -> Cell:
         "optimizer": {"kind": "adamw", "lr": 3e-3},
         "training": {"epochs": 4, "accelerator": "cpu"},
     }
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
-    return Cell.model_validate(fields | {"metric": {"name": metric}})
+    return cell_of(experiment, metric={"name": metric})
 
 
 def write_learnable(folder: Path) -> dict[str, Any]:

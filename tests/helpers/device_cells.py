@@ -20,7 +20,7 @@ import lit_attn.train
 from helpers.digit_folders import experiment, write
 from helpers.mmseg_files import make_network
 from helpers.paths import EXPERIMENTS
-from helpers.training_cells import digits_cell, scenes_cell, text_cell
+from helpers.training_cells import cell_of, digits_cell, scenes_cell, text_cell
 from lit_attn.ablate import runner
 from lit_attn.ablate.display import make_display
 from lit_attn.ablate.job import Job
@@ -73,8 +73,7 @@ def growing(devices: int) -> Cell:
         model={"drop_path": 0.0},
         training={"average": {"decay": 0.9}, "devices": devices},
     )
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": sections}
-    return Cell.model_validate(fields)
+    return cell_of(sections)
 
 
 def scenes(devices: int) -> Cell:
@@ -142,8 +141,7 @@ def single(devices: int) -> Cell:
         model={"drop_path": 0.0},
         training={"average": {"decay": 0.9}, "devices": devices},
     )
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": sections}
-    return Cell.model_validate(fields)
+    return cell_of(sections)
 
 
 def cells() -> dict[str, Cell]:

@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 from helpers.paths import ADE20K
-from helpers.training_cells import folder_of
+from helpers.training_cells import cell_of, folder_of
 from PIL import Image
 from torch import Tensor
 
@@ -152,8 +152,7 @@ def make_cell(data: dict[str, Any], attention: str) -> Cell:
         "optimizer": {"kind": "adamw", "lr": LR, "weight_decay": 0.05},
         "training": {"epochs": STEPS * BATCH // IMAGES, "accelerator": "cpu"},
     }
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
-    return Cell.model_validate({**fields, "metric": {"name": "test/mIoU"}})
+    return cell_of(experiment, metric={"name": "test/mIoU"})
 
 
 def train_with_mmengine(

@@ -10,7 +10,7 @@ from helpers.finished_cells import assert_same_weights, read_weights, train_cell
 from helpers.mmseg_files import make_network, write_file
 from helpers.paths import ADE20K, ROOT
 from helpers.stopping import run_until
-from helpers.training_cells import folder_of, result_of, scenes_cell
+from helpers.training_cells import cell_of, folder_of, result_of, scenes_cell
 
 from lit_attn.config.cell import Cell
 from lit_attn.extras import require_mmseg
@@ -97,8 +97,7 @@ def test_the_example_of_the_page_trains_on_ade20k(tmp_path: Path) -> None:
     experiment["model"]["attention"] = {"preset": experiment["model"]["attention"]}
     experiment["optimizer"]["lr"] = float(experiment["optimizer"]["lr"])
     experiment["training"] |= {"accelerator": "cpu", "epochs": 1}
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
-    cell = Cell.model_validate({**fields, "metric": {"name": "test/mIoU"}})
+    cell = cell_of(experiment, metric={"name": "test/mIoU"})
     result = result_of(train_cell(cell, tmp_path / "cell"))
     assert result.steps == 2
     assert 0 <= result.metrics["test/mIoU"] <= 1

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from helpers.finished_cells import train_cell
 from helpers.paths import ADE20K
-from helpers.training_cells import result_of
+from helpers.training_cells import cell_of, result_of
 from PIL import Image
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.rows import read_metrics
-from lit_attn.config.cell import Cell
 
 pytest.importorskip("mmseg")
 
@@ -74,8 +73,7 @@ def test_sgd_overfits_real_pairs_and_the_mean_iou_climbs(tmp_path: Path) -> None
         "training": {"epochs": 100, "evaluate_every": 25, "clip": 1.0, "accelerator": "cpu"},
     }
     metric = {"name": "test/mIoU", "label": "mIoU (%)"}
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment, "metric": metric}
-    folder = train_cell(Cell.model_validate(fields), tmp_path / "cell")
+    folder = train_cell(cell_of(experiment, metric=metric), tmp_path / "cell")
     climbed = [
         row.value for row in read_metrics(folder / "metrics.csv") if row.name == metric["name"]
     ]

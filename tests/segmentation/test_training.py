@@ -34,6 +34,8 @@ require_mmseg("tests")
 
 from mmseg.evaluation import IoUMetric  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def weights(folder: Path, name: str = "weights.pt") -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / name, weights_only=True)
@@ -59,7 +61,6 @@ def scores(areas: list[Any]) -> dict[str, float]:
     return {"aAcc": float(actual["aAcc"]), **means, **of_classes}
 
 
-@pytest.mark.slow
 def test_scores_equal_those_of_mmsegmentation() -> None:
     """Some classes occur only in labels, some only in predictions, and some in neither."""
     torch.manual_seed(0)
@@ -81,7 +82,6 @@ def test_scores_equal_those_of_mmsegmentation() -> None:
     assert "IoU:6" not in actual
 
 
-@pytest.mark.slow
 def test_counts_of_devices_add_up() -> None:
     torch.manual_seed(0)
     shares = [Overlap(("a", "b")) for _ in range(2)]
@@ -99,7 +99,6 @@ def test_counts_of_devices_add_up() -> None:
     assert together.compute() == single.compute()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "file"), [("test/", "weights.pt"), ("test/averaged-", "averaged.pt")]
 )
@@ -130,7 +129,6 @@ def test_the_result_equals_an_evaluation_by_mmsegmentation(
     assert ours == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     result = result_of(trained)
     assert (result.steps, result.epochs, result.selected_epoch) == (9, 3, 2)
@@ -144,7 +142,6 @@ def test_a_finished_cell_has_a_complete_record(trained: Path) -> None:
     assert rates == pytest.approx(expected)
 
 
-@pytest.mark.slow
 def test_resume_is_exact(trained: Path, root: Path, tmp_path: Path) -> None:
     """A cell stopped within an epoch ends with the same weights and metrics, bit by bit."""
     folder = folder_of(scenes_cell(root, training={"average": {"decay": 0.9}}), tmp_path)
@@ -156,7 +153,6 @@ def test_resume_is_exact(trained: Path, root: Path, tmp_path: Path) -> None:
         assert torch.equal(weight, theirs[name]), name
 
 
-@pytest.mark.slow
 def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) -> None:
     config = scenes_cell(root).experiment.data
     data = SceneryData(config, seed=0, device=torch.device("cpu"))
@@ -185,7 +181,6 @@ def test_pictures_show_image_labels_and_prediction(trained: Path, root: Path) ->
     assert set(events.Tags()["images"]) == names
 
 
-@pytest.mark.slow
 def test_pictures_show_the_weights_that_the_metric_evaluates(trained: Path, root: Path) -> None:
     """The averaged weights predict the last class everywhere, the trained weights do not."""
     cell = scenes_cell(root, training={"average": {"decay": 0.9}})
@@ -206,7 +201,6 @@ def test_pictures_show_the_weights_that_the_metric_evaluates(trained: Path, root
         assert (predictions == last_colour).all() == has_averaged
 
 
-@pytest.mark.slow
 def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
     folder = folder_of(scenes_cell(root), tmp_path)
     run_cell(folder, smoke=True)
@@ -217,7 +211,6 @@ def test_smoke_runs_and_estimates_work(root: Path, tmp_path: Path) -> None:
     assert timing.step_time > 0
 
 
-@pytest.mark.slow
 def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: Path) -> None:
     """A tiny model of experiments/ade20k_segmenter trains on noise labelled as a bed."""
     drawn = np.random.default_rng(0)
@@ -250,7 +243,6 @@ def test_the_published_set_up_trains_on_any_folder_of_ade20ks_layout(tmp_path: P
     assert "test/IoU:bed" in result.metrics
 
 
-@pytest.mark.slow
 def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> None:
     """The encoder has 16 patches and a class token, the decoder the patches and the classes."""
     chosen = {"kinds": ["residual", "maps"]}
@@ -263,7 +255,6 @@ def test_diagnostics_cover_encoder_and_decoder(root: Path, tmp_path: Path) -> No
     assert maps["map.2"].shape == (2, 16 + 13, 16 + 13)
 
 
-@pytest.mark.slow
 def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +274,6 @@ def test_a_compiled_cell_compiles_the_functions_that_mmsegmentation_calls(
     assert not hasattr(task.network.decode_head, "conv_seg")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -307,7 +297,6 @@ def test_mistakes_are_one_line(changes: dict[str, Any], message: str, root: Path
         Experiment.model_validate(written)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

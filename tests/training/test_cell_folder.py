@@ -198,37 +198,36 @@ def test_a_machine_that_cannot_read_sets_no_checkpoint_aside(
     assert path.exists()
 
 
+FAILURES: dict[str, Exception] = {
+    "lit_attn.tasks.base.TaskModule.training_step": KeyError("a bug"),
+    # A checkpoint is written after others were restored.
+    "lit_attn.training.checkpoints.Checkpoints.state_dict": KeyError("a bug"),
+    # All ranks wait for each other after each has restored the checkpoint.
+    "lightning.pytorch.strategies.SingleDeviceStrategy.barrier": RuntimeError("lost peer"),
+    # Restoring itself fails, for a reason that is not the checkpoint.
+    "lit_attn.training.checkpoints.Checkpoints.load_state_dict": MACHINE_ERRORS[0],
+}
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("method", "errors"),
-    [
-        ("lit_attn.tasks.base.TaskModule.training_step", [KeyError("a bug")]),
-        # A checkpoint is written after others were restored.
-        ("lit_attn.training.checkpoints.Checkpoints.state_dict", [KeyError("a bug")]),
-        # All ranks wait for each other after each has restored the checkpoint.
-        ("lightning.pytorch.strategies.SingleDeviceStrategy.barrier", [RuntimeError("lost peer")]),
-        # Restoring itself fails, for a reason that is not the checkpoint.
-        ("lit_attn.training.checkpoints.Checkpoints.load_state_dict", MACHINE_ERRORS[:1]),
-    ],
-    ids=["step", "write", "after", "restore"],
-)
 def test_an_error_of_another_cause_sets_no_checkpoint_aside(
-    method: str, errors: list[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(digits_cell(training={"checkpoint_every": 1e-9}), tmp_path)
     newest = stop_after(6, folder)
     kept = sorted(newest.parent.iterdir())
-    for error in errors:
+    for method, error in FAILURES.items():
 
         def fail(_: object, *arguments: object, error: Exception = error) -> None:
             # The ranks also wait for each other before and after the setup.
             if arguments[:1] not in [("pre_setup",), ("post_setup",)]:
                 raise error
 
-        monkeypatch.setattr(method, fail)
-        with pytest.raises(type(error), match=re.escape(str(error.args[0]))):
-            run_cell(folder)
-        assert sorted(newest.parent.iterdir()) == kept
+        with monkeypatch.context() as patch:
+            patch.setattr(method, fail)
+            with pytest.raises(type(error), match=re.escape(str(error.args[0]))):
+                run_cell(folder)
+        assert sorted(newest.parent.iterdir()) == kept, method
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.mistakes import find_message
 from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
 
 from lit_attn.config.cell import Cell
@@ -13,7 +14,6 @@ from lit_attn.schema.errors import ConfigError
 from lit_attn.train import run_cell
 from lit_attn.training import build, compilation
 from lit_attn.training.compilation import should_compile
-from lit_attn.training.first_step import find_mistake
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -65,9 +65,7 @@ def test_the_words_of_earlier_versions_are_one_line(choice: Any) -> None:
 
 def test_a_study_is_told_before_it_starts_that_this_machine_has_no_gpu() -> None:
     cell = text_cell(training={"compile": "step"}, data={"accumulate": 1})
-    mistake = find_mistake([cell.model_dump(mode="json")], untried=[0])
-    assert mistake is not None
-    assert "step needs a GPU" in mistake.message
+    assert "step needs a GPU" in find_message(cell, untried=[0])
 
 
 @pytest.mark.slow

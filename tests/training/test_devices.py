@@ -22,7 +22,7 @@ from lit_attn.tasks.classification import Calibration
 from lit_attn.train import main
 
 # The first test waits for the cells of all tests.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 
 # A change of three of the scenes' 7,247 pixels. If the two largest logits of a pixel differ by
 # rounding alone, gradients that are summed over two devices can give it another class.
@@ -68,7 +68,6 @@ COMPARED = ["cut_short", "early", "text", "growing", "scenes"]
 COMPARED += ["counted", "values", "normed", "configured", "few", "single"]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("name", COMPARED)
 def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) -> None:
     """Every sample counts once, although 237 validation images and five scenes are odd numbers.
@@ -105,13 +104,11 @@ def test_two_devices_compute_the_result_of_one_device(name: str, cells: Path) ->
     assert_close_weights(read_weights(one), read_weights(two))
 
 
-@pytest.mark.process
 def test_two_devices_stop_early_together(cells: Path) -> None:
     for name in ("early-1", "early-2"):
         assert (result(cells / name).stopped_early, result(cells / name).epochs) == (True, 2)
 
 
-@pytest.mark.process
 def test_stopped_devices_resume_exactly(cells: Path) -> None:
     """SIGTERM to one rank stops both ranks before the same step, and nothing is lost."""
     uninterrupted, stopped = cells / "whole", cells / "stopped"
@@ -134,20 +131,17 @@ def test_stopped_devices_resume_exactly(cells: Path) -> None:
     assert all(torch.equal(weight, theirs[key]) for key, weight in read_weights(stopped).items())
 
 
-@pytest.mark.process
 def test_a_non_finite_loss_is_a_failure_of_the_cell(cells: Path) -> None:
     assert last_exit(cells / "diverged").failure == "diverged"
     assert not (cells / "diverged" / "result.json").exists()
 
 
-@pytest.mark.process
 def test_a_killed_rank_ends_its_cell(cells: Path) -> None:
     """The other rank waits for gradients that never arrive."""
     ended = last_exit(cells / "killed")
     assert (ended.failure, ended.rank, ended.message) == ("killed", 1, "ended by SIGKILL")
 
 
-@pytest.mark.process
 def test_the_command_line_trains_on_two_devices(tmp_path: Path) -> None:
     """SIGTERM to the first process reaches both ranks; a second process reports the holder."""
     cell = digits_cell(model=device_cells.EXACT, training={"devices": 2, "epochs": 100_000})
@@ -165,7 +159,6 @@ def test_the_command_line_trains_on_two_devices(tmp_path: Path) -> None:
     assert not (path / "lock").exists()
 
 
-@pytest.mark.process
 def test_only_rank_0_writes_records(cells: Path) -> None:
     path = cells / "whole"
     assert [entry.name for entry in (path / "attempts" / "1").iterdir()] != []
@@ -178,7 +171,6 @@ def test_only_rank_0_writes_records(cells: Path) -> None:
     assert len(writers) == 1, "one process's event files"
 
 
-@pytest.mark.process
 def test_logits_between_0_and_1_are_not_taken_for_probabilities() -> None:
     """All logits of one rank may lie in this range although those of the batch do not."""
     logits = torch.tensor([[0.1, 0.9], [0.2, 0.3], [-0.5, 0.4]])

@@ -25,6 +25,8 @@ from lit_attn.config.study import StudySource, read_studies
 from lit_attn.schema.yaml_text import format_yaml
 from lit_attn.train import run_cell
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = studies.EXPERIMENT.replace(
     "  epochs: 2", "  epochs: 16\n  accelerator: cpu\n  checkpoint_every: 0.1"
 )
@@ -86,7 +88,6 @@ def damage(cell: Path) -> bool:
     return True
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_six_kills_change_no_table(tmp_path: Path) -> None:
     """Cells and runners are killed at random, and files of dead cells are damaged. In the end the
@@ -146,7 +147,6 @@ def test_six_kills_change_no_table(tmp_path: Path) -> None:
         assert suffixes <= {".pt", ".unreadable"}
 
 
-@pytest.mark.slow
 def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Path) -> None:
     """The faults are a non-finite loss, a read-only checkpoint folder and a SIGTERM."""
     body = "baseline: a\ncells: {a: {}, nan: {optimizer.lr: 1e30}, fixed: {zz: with}}"
@@ -183,7 +183,6 @@ def test_failures_of_training_have_their_classes(tmp_path: Path, small_disk: Pat
     assert cells["fixed"].state() == "done"
 
 
-@pytest.mark.slow
 def test_the_loss_of_a_data_worker_is_retried(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer chooses a worker as often as the process that trains."""
     experiment = digit_folders.experiment(digit_folders.write(tmp_path / "digits"))
@@ -215,7 +214,6 @@ def list_children(pid: int) -> list[int]:
     return sorted(int(child) for path in tasks for child in path.read_text().split())
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up_costs_no_result(tmp_path: Path, small_disk: Path) -> None:
     """The failure class is no-space. With free space, the same command ends with the same bytes."""
     experiment = EXPERIMENT.replace("epochs: 16", "epochs: 3")

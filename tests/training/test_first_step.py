@@ -107,6 +107,14 @@ def check(matrix: Matrix) -> Mistake | None:
     return find_mistake(cells, untried=range(len(cells)))
 
 
+def check_wrong(matrix: Matrix) -> Mistake:
+    """Return the mistake in the cells of a study, whose message must be one line."""
+    mistake = check(matrix)
+    assert mistake is not None
+    assert "\n" not in mistake.message
+    return mistake
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -127,22 +135,17 @@ def check(matrix: Matrix) -> Mistake | None:
     ],
 )
 def test_a_mistake_in_an_own_task_is_one_line(tmp_path: Path, task: str, message: str) -> None:
-    mistake = check(write_study(tmp_path, task))
-    assert mistake is not None
-    assert re.fullmatch(message, mistake.message)
-    assert "\n" not in mistake.message
+    assert re.fullmatch(message, check_wrong(write_study(tmp_path, task)).message)
 
 
 def test_a_measure_that_is_not_logged_is_found(tmp_path: Path) -> None:
-    mistake = check(write_study(tmp_path, "Plain", measures=", measures: [loss, wrongg]"))
-    assert mistake is not None
+    mistake = check_wrong(write_study(tmp_path, "Plain", measures=", measures: [loss, wrongg]"))
     assert mistake.message.startswith("task: validation_step does not log 'wrongg' of `measures`")
 
 
 def test_the_first_module_that_is_not_finite_is_named(tmp_path: Path) -> None:
     body = BODY.replace("a: {}", "a: {}, c: {attention: {normaliser: broken}}")
-    mistake = check(write_study(tmp_path, "", body))
-    assert mistake is not None
+    mistake = check_wrong(write_study(tmp_path, "", body))
     assert re.fullmatch(
         r"model: loss is nan at step 0; the first module whose output is not finite is"
         r" 'blocks\.0\.attn\.\w+' \(Broken, \S+/mine.py:38\)",
@@ -157,8 +160,7 @@ def test_a_mistake_of_lit_attn_in_a_step_is_told_as_such(
     monkeypatch.setattr(plugins, "FILE_HASHES", {})
     monkeypatch.setattr(plugins, "PACKAGE_VERSIONS", {})
     monkeypatch.delattr(classification, "_sum_per_sample")
-    mistake = check(write_study(tmp_path, "", ALONE))
-    assert mistake is not None
+    mistake = check_wrong(write_study(tmp_path, "", ALONE))
     assert mistake.is_own
     assert re.match(
         r"the first step: this is a mistake of lit_attn \(NameError: .*classification\.py:\d+\); "

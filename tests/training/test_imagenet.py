@@ -18,7 +18,7 @@ from helpers.paths import EXPERIMENTS, ROOT
 from helpers.runs import TIMEOUT, wait_until
 from helpers.shipped import shipped_studies
 from helpers.stopping import run_until
-from helpers.training_cells import folder_of, result_of
+from helpers.training_cells import cell_of, folder_of, result_of
 from pydantic import ValidationError
 from timm.layers import Mlp
 from torch.nn import functional as F
@@ -43,8 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cell(root: Path, **changes: Any) -> Cell:
-    actual = experiment(root, **changes)
-    return Cell.model_validate({"study": "test", "variant": "v", "seed": 0, "experiment": actual})
+    return cell_of(experiment(root, **changes))
 
 
 load_parts([EXPERIMENTS / "imagenet_local_vit" / "imagenet_local_vit.py"])
@@ -75,40 +74,42 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("stops", [(3,), (4, 5)])
-def test_resume_is_exact(
-    stops: tuple[int, ...], folders: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    """Cells stop within an epoch and at its end, when the image size changes."""
+def test_resume_is_exact(folders: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """The cell stops within an epoch and at its end, when the image size changes."""
     folder = folder_of(cell(folders, **GROWING), tmp_path)
-    for step in stops:
+    for step in (3, 4, 5):
         run_until(step, folder)
     run_cell(folder)
     assert_same(folder, uninterrupted)
 
 
+def record_weights(patch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """Return a list that gets the weights after every step of a training."""
+    observed: list[dict[str, torch.Tensor]] = []
+    original = TaskModule.on_train_batch_end
+
+    def record(self: TaskModule, *arguments: Any) -> None:
+        original(self, *arguments)
+        observed.append(copy.deepcopy(self.network.state_dict()))
+
+    patch.setattr(TaskModule, "on_train_batch_end", record)
+    return observed
+
+
 @pytest.mark.process
 def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
     """The test computes the recurrence from the weights after every step."""
-    observed: list[dict[str, torch.Tensor]] = []
     tasks: list[TaskModule] = []
-
-    original = TaskModule.on_train_batch_end
-
-    def watching(self: TaskModule, *arguments: Any) -> None:
-        original(self, *arguments)
-        observed.append(copy.deepcopy(self.network.state_dict()))
-        tasks[:] = [self]
-
     start: list[dict[str, torch.Tensor]] = []
 
     def starting(self: TaskModule, decay: float, steps: int) -> None:
+        tasks.append(self)
         start.append(copy.deepcopy(self.network.state_dict()))
         averaging(self, decay, steps)
 
     averaging = TaskModule.average_weights
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TaskModule, "on_train_batch_end", watching)
+        observed = record_weights(patch)
         patch.setattr(TaskModule, "average_weights", starting)
         training = {"average": {"decay": 0.5}, "epochs": 1}
         train_cell(cell(folders, training=training), tmp_path)
@@ -130,15 +131,8 @@ def test_the_average_of_the_last_epochs_has_equal_weights(
     epochs: int, last: int, folders: Path, tmp_path: Path
 ) -> None:
     """A training with fewer epochs averages all of them, and none of the initial weights."""
-    observed: list[dict[str, torch.Tensor]] = []
-    original = TaskModule.on_train_batch_end
-
-    def watching(self: TaskModule, *arguments: Any) -> None:
-        original(self, *arguments)
-        observed.append(copy.deepcopy(self.network.state_dict()))
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TaskModule, "on_train_batch_end", watching)
+        observed = record_weights(patch)
         training = {"average": {"epochs": last}, "epochs": epochs}
         train_cell(cell(folders, training=training), tmp_path)
     ends = observed[len(observed) // epochs - 1 :: len(observed) // epochs][-last:]

@@ -7,6 +7,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from helpers.finished_cells import train_cell
+from helpers.mistakes import find_message
 from helpers.own_tasks import Plain, own_cell
 from helpers.training_cells import digits_cell, folder_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +17,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_attn.cells.rows import read_metrics
 from lit_attn.schema.yaml_text import parse_plain
 from lit_attn.train import run_cell
-from lit_attn.training.first_step import find_mistake
 
 
 class Logging(Plain):
@@ -86,18 +87,15 @@ class LogsMetric(Plain):
 
 
 def test_a_metric_that_is_logged_is_one_line_before_the_first_cell(monkeypatch: Any) -> None:
-    cell = own_cell(LogsMetric, monkeypatch).model_dump(mode="json")
-    mistake = find_mistake([cell], untried=[0])
-    assert mistake is not None
-    assert mistake.message.startswith(
+    message = find_message(own_cell(LogsMetric, monkeypatch), untried=[0])
+    assert message.startswith(
         "task: self.log: 'accuracy' is of type MulticlassAccuracy; in the training log a number"
     )
 
 
 @pytest.mark.process
 def test_tensorboard_has_the_configuration_as_text(tmp_path: Path) -> None:
-    folder = folder_of(digits_cell(training={"epochs": 1, "profiler": "simple"}), tmp_path)
-    run_cell(folder)
+    folder = train_cell(digits_cell(training={"epochs": 1, "profiler": "simple"}), tmp_path)
     events = EventAccumulator(str(folder), {"tensors": 0}).Reload()
     (event,) = events.Tensors("configuration/text_summary")
     text = event.tensor_proto.string_val[0].decode()

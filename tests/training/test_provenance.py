@@ -9,6 +9,8 @@ from lit_attn.schema.plugins import load_parts
 from lit_attn.schema.sources import hash_source, list_modules
 from lit_attn.training.provenance import code_hash, hash_package
 
+pytestmark = pytest.mark.slow
+
 SOURCE = b'''"""A module."""
 
 LIMIT = 3
@@ -28,7 +30,6 @@ def nothing():
 '''
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -47,7 +48,6 @@ def test_comments_docstrings_and_layout_keep_the_hash(old: bytes, new: bytes) ->
     assert hash_source(SOURCE.replace(old, new)) == hash_source(SOURCE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -65,7 +65,6 @@ def test_a_changed_constant_or_name_changes_the_hash(old: bytes, new: bytes) -> 
     assert hash_source(SOURCE.replace(old, new)) != hash_source(SOURCE)
 
 
-@pytest.mark.slow
 def test_the_package_hash_covers_the_modules_that_a_cell_can_reach(tmp_path: Path) -> None:
     not_reached = ("report/table.py", "ablate/runner.py", "data/prepare.py", "generate.py")
     for name in ("models/vit.py", "training/fit.py", *not_reached):
@@ -83,7 +82,6 @@ def test_the_package_hash_covers_the_modules_that_a_cell_can_reach(tmp_path: Pat
     assert hash_package(list_modules(tmp_path)).digest() not in (before, changed)
 
 
-@pytest.mark.slow
 def test_a_comment_in_a_part_keeps_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

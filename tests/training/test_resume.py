@@ -19,8 +19,8 @@ from lit_attn.training import checkpoints
 from lit_attn.training.recording import Progress
 
 
-# Twice within an epoch, at an epoch's end, right after going on, and at the end of the next one.
-@pytest.mark.parametrize("stops", [(4,), (6, 7), (3, 8, 9)])
+# At an epoch's end, twice within an epoch, right after going on, and at the end of the next one.
+@pytest.mark.parametrize("stops", [(4, 6, 7), (3, 8, 9)])
 def test_resume_is_exact(stops: tuple[int, ...], uninterrupted: Path, tmp_path: Path) -> None:
     folder = folder_of(digits_cell(), tmp_path)
     for step in stops:
@@ -63,14 +63,8 @@ def test_a_second_sigterm_does_not_prevent_the_checkpoint(
             "training": {"precision": "bf16", "clip": 0.5, "evaluate_every": 2},
             "data": {"augment": ["normalize"]},
         },
-        {"training": {"epochs": 6, "stop": {"patience": 2}}, "optimizer": {"lr": 1e-30}},
     ],
-    ids=[
-        "one step an epoch, two optimisers",
-        "scaled gradients",
-        "clipped gradients",
-        "early stopping",
-    ],
+    ids=["one step an epoch, two optimisers", "scaled gradients", "clipped gradients"],
 )
 def test_resume_is_exact_in_every_setting(changes: dict[str, Any], tmp_path: Path) -> None:
     reference = train_cell(digits_cell(**changes), tmp_path / "a")
@@ -78,9 +72,8 @@ def test_resume_is_exact_in_every_setting(changes: dict[str, Any], tmp_path: Pat
     run_until(2, folder)
     run_cell(folder)
     assert_same(folder, reference)
-    result = result_of(folder)
-    assert ("train/accuracy" in result.metrics) == ("augment" in changes.get("data", {}))  # Unmixed
-    assert result.stopped_early == ("stop" in changes.get("training", {}))
+    is_unmixed = "augment" in changes.get("data", {})
+    assert ("train/accuracy" in result_of(folder).metrics) == is_unmixed
 
 
 @pytest.mark.process

@@ -7,6 +7,8 @@ from helpers.training_cells import digits_cell, scenes_cell, text_cell
 
 from lit_attn.training.first_step import find_mistake
 
+pytestmark = pytest.mark.slow
+
 
 def own_model(name: str, devices: int = 2) -> dict[str, Any]:
     cell = digits_cell(training={"devices": devices}).model_dump(mode="json", by_alias=True)
@@ -18,7 +20,6 @@ def written(cell: Any) -> dict[str, Any]:
     return cell.model_dump(mode="json", by_alias=True)
 
 
-@pytest.mark.slow
 def test_unused_parameters_are_named_in_one_line() -> None:
     mistake = find_mistake([own_model("Normed"), own_model("Wasteful")])
     assert mistake is not None
@@ -32,13 +33,11 @@ def test_unused_parameters_are_named_in_one_line() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("Wasteful", 1), ("Declared", 2), ("Normed", 2)])
 def test_models_that_train_are_accepted(name: str, devices: int) -> None:
     assert find_mistake([own_model(name, devices)]) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Grouped", "Untracked"])
 def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> None:
     assert find_mistake([own_model(name, 1)]) is None
@@ -48,7 +47,6 @@ def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> No
     assert "\n" not in mistake[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("residual", "similarity"),
     [
@@ -70,7 +68,6 @@ def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None
     assert find_mistake([written(cell) for cell in cells]) is None
 
 
-@pytest.mark.slow
 def test_other_heads_are_accepted(tmp_path: Any) -> None:
     """The outputs of these heads do not pass the forward function of an image classifier."""
     devices = {"devices": 2}

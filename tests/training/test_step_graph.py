@@ -11,7 +11,7 @@ from helpers.finished_cells import train_cell
 from helpers.paths import ROOT
 from helpers.recorded_steps import NoRecord, RecordingCPU, use
 from helpers.stopping import run_until
-from helpers.training_cells import digits_cell, folder_of, result_of, text_cell
+from helpers.training_cells import cell_of, digits_cell, folder_of, result_of, text_cell
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
@@ -43,8 +43,7 @@ def probe() -> Cell:
     experiment["training"] |= {**GRAPH, "epochs": 2}
     experiment["schedule"]["warmup"] = 1
     load_parts([folder / "recall.py"])
-    written = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
-    return Cell.model_validate({**written, "parts": [str(folder / "recall.py")]})
+    return cell_of(experiment, parts=[str(folder / "recall.py")])
 
 
 def mixture(prior: str) -> dict[str, Any]:
@@ -140,16 +139,16 @@ def test_only_roundings_of_rate_and_step_differ_from_other_trainings(
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=error)
 
 
-@pytest.mark.parametrize("step", [2, 6])
 def test_a_stopped_cell_resumes_with_the_same_values(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second attempt warms up with steps that the first one may have replayed."""
+    """Attempts warm up with steps that the uninterrupted training has replayed."""
     cell = CELLS["clipped and averaged"]
     uninterrupted = train(cell, tmp_path, monkeypatch)
     stopped = folder_of(cell, tmp_path / "stopped")
     use(monkeypatch)
-    run_until(step, stopped)
+    for step in (2, 6):
+        run_until(step, stopped)
     run_cell(stopped)
     assert_equal_trainings(stopped, uninterrupted)
 

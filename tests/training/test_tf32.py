@@ -37,11 +37,22 @@ def test_settings_come_back_after_an_error() -> None:
     assert settings() == before
 
 
+FLOAT32, TF32 = ("highest", False), ("high", True)
+
+
 @pytest.mark.parametrize(
-    ("evaluation", "evaluated"), [("fp32", ("highest", False)), ("as-training", ("high", True))]
+    ("precision", "evaluation", "trained", "evaluated"),
+    [
+        ("tf32", "fp32", TF32, FLOAT32),
+        ("tf32", "as-training", TF32, TF32),
+        # PyTorch would compute convolutions in TF32.
+        ("fp32", "as-training", FLOAT32, FLOAT32),
+    ],
 )
-def test_training_is_in_tf32_and_evaluation_as_configured(
+def test_training_and_evaluation_are_in_the_configured_precision(
+    precision: str,
     evaluation: str,
+    trained: tuple[str, bool],
     evaluated: tuple[str, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -61,26 +72,11 @@ def test_training_is_in_tf32_and_evaluation_as_configured(
     monkeypatch.setattr(fit, "require_tf32", lambda device: None)
     monkeypatch.setattr(Classification, "loss", record_loss)
     monkeypatch.setattr(Classification, "evaluate", record_evaluation)
-    training = {"precision": "tf32", "evaluation": evaluation, "accelerator": "auto", "epochs": 1}
+    training = {"precision": precision, "evaluation": evaluation, "accelerator": "auto"}
     before = settings()
-    run_cell(folder_of(digits_cell(training=training), tmp_path))
-    assert used == {True: {("high", True)}, False: {evaluated}}
+    run_cell(folder_of(digits_cell(training={**training, "epochs": 1}), tmp_path))
+    assert used == {True: {trained}, False: {evaluated}}
     assert settings() == before
-
-
-def test_float32_computes_no_convolution_in_tf32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used = set()
-    loss = Classification.loss
-
-    def record_loss(task: Classification, batch: list[Tensor]) -> Tensor:
-        used.add(settings())
-        return loss(task, batch)
-
-    monkeypatch.setattr(Classification, "loss", record_loss)
-    run_cell(folder_of(digits_cell(training={"epochs": 1}), tmp_path), smoke=True)
-    assert used == {("highest", False)}
 
 
 def test_a_cpu_is_refused(tmp_path: Path) -> None:

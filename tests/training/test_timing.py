@@ -120,13 +120,13 @@ def train(folder: Path, loader: float, accumulate: int = 1, is_evaluated: bool =
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated"),
     pytest.mark.filterwarnings("ignore:.*`srun` command is available"),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loader", "wall", "accumulate"), [(0.0, 0.6, 1), (0.1, 0.6, 2), (0.8, 1.0, 1)]
 )
@@ -142,7 +142,6 @@ def test_the_time_of_a_step_is_the_work_of_the_device(
     assert measured.median == pytest.approx(wall, rel=0.02)
 
 
-@pytest.mark.slow
 def test_an_evaluation_does_not_pay_for_the_training_step_before_it(tmp_path: Path) -> None:
     progress = train(tmp_path, 0.0, is_evaluated=True)
     evaluation = progress.evaluation_time
@@ -153,7 +152,6 @@ def test_an_evaluation_does_not_pay_for_the_training_step_before_it(tmp_path: Pa
     assert (wall.median, wall.iqr) == pytest.approx((FORWARD + BACKWARD, 0.0), abs=0.01)
 
 
-@pytest.mark.slow
 def test_times_are_read_without_waiting_for_the_device() -> None:
     queue = Queue()
     timer = StepTimer(queue)
@@ -172,7 +170,6 @@ def test_times_are_read_without_waiting_for_the_device() -> None:
     assert queue.host == 3.0
 
 
-@pytest.mark.slow
 def test_a_run_without_two_steps_has_no_wall_time() -> None:
     timer = StepTimer(HostClock())
     assert timer.wall_time is None
@@ -185,7 +182,6 @@ def test_a_run_without_two_steps_has_no_wall_time() -> None:
     assert timer.device_time.count == 1
 
 
-@pytest.mark.slow
 def test_micro_batches_share_a_step() -> None:
     queue = Queue()
     timer = StepTimer(queue)

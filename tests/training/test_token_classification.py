@@ -1,7 +1,5 @@
 """Classification of tokens: data, loss over the tokens that count, metrics, models."""
 
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,8 @@ import pytest
 import torch
 from helpers.data_ranks import on_rank
 from helpers.finished_cells import train_cell
-from helpers.training_cells import folder_of, result_of
+from helpers.table_files import write_rows
+from helpers.training_cells import cell_of, folder_of, result_of
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,6 +26,8 @@ from lit_attn.training.build import build
 
 datasets = pytest.importorskip("datasets")
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ROWS: list[dict[str, Any]] = [
     {"tokens": ["In", "old", "Rome", "."], "tags": ["O", "O", "PLACE", "O"]},
@@ -43,17 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
-    rows = ROWS if rows is None else rows
-    if path.suffix == ".parquet":
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, ROWS if rows is None else rows)
 
 
 def experiment(path: Path, model: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
@@ -70,13 +61,7 @@ def experiment(path: Path, model: dict[str, Any] | None = None, **data: Any) -> 
 
 
 def make_cell(path: Path, model: dict[str, Any] | None = None, **data: Any) -> Cell:
-    fields = {
-        "study": "t",
-        "variant": "v",
-        "seed": 0,
-        "experiment": experiment(path, model, **data),
-    }
-    return Cell.model_validate(fields | {"metric": {"name": "test/f1"}})
+    return cell_of(experiment(path, model, **data), metric={"name": "test/f1"})
 
 
 def make_data(path: Path, **changes: Any) -> TaggedData:
@@ -100,7 +85,6 @@ CSV_ROWS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["jsonl", "parquet", "python", "words"])
 def test_the_class_of_a_word_is_at_its_first_token(source: str, tmp_path: Path) -> None:
     suffix = "csv" if source in CSV_ROWS else source
@@ -117,7 +101,6 @@ def test_the_class_of_a_word_is_at_its_first_token(source: str, tmp_path: Path) 
     assert classes[1].tolist() == [1] + [IGNORED] * 11
 
 
-@pytest.mark.slow
 def test_numbers_of_classes_stay_numbers(tmp_path: Path) -> None:
     rows = [{"tokens": "a b 10", "tags": "2 0 10"}, {"tokens": "x", "tags": "1"}]
     data = make_data(write(tmp_path / "a.csv", rows), classes=11, batch_size=2)
@@ -125,7 +108,6 @@ def test_numbers_of_classes_stay_numbers(tmp_path: Path) -> None:
     assert classes[0][classes[0] != IGNORED].tolist() == [2, 0, 10]
 
 
-@pytest.mark.slow
 def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     rows = [{"tokens": ["a", "b", "a", "<unk>"], "tags": [0, 1, 0, 1]}]
     train, test = write(tmp_path / "a.jsonl", rows), tmp_path / "b.jsonl"
@@ -139,14 +121,12 @@ def test_words_of_the_training_text_are_a_vocabulary(tmp_path: Path) -> None:
     assert classes[0, :2].tolist() == [1, 0]
 
 
-@pytest.mark.slow
 def test_pooling_is_refused_where_every_token_is_classified(tmp_path: Path) -> None:
     model = {"kind": "sequence-classifier", "dim": 16, "depth": 1, "heads": 2, "ffn": None}
     with pytest.raises(ValidationError, match="pool: nothing is pooled if every token"):
         make_cell(tmp_path / "a.jsonl", model | {"pool": "zero-padded"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
@@ -177,7 +157,6 @@ def test_bad_rows_are_one_line(
     assert message in line
 
 
-@pytest.mark.slow
 def test_a_word_without_tokens_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"tokens": ["a", " "], "tags": [0, 1]}])
     with pytest.raises(ConfigError, match=r"data\.train: .*a\.jsonl: row 0: a word is empty"):
@@ -195,7 +174,6 @@ class Constant(nn.Module):
         return self.logits[: len(tokens)]
 
 
-@pytest.mark.slow
 def test_loss_and_metrics_ignore_padding_and_later_tokens(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     task = make_task(path)
@@ -234,7 +212,6 @@ def test_loss_and_metrics_ignore_padding_and_later_tokens(tmp_path: Path) -> Non
     assert torch.equal(targets, labels)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 2), (2, 1), (2, 2), (1, 4)])
 def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     world: int, accumulate: int, tmp_path: Path
@@ -254,7 +231,6 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [None, {"kind": "transformers", "architecture": "bert", "arguments": BERT}],
@@ -272,7 +248,6 @@ def test_a_cell_learns_to_tag(model: dict[str, Any] | None, tmp_path: Path) -> N
     assert metrics["test/loss"] < 0.6
 
 
-@pytest.mark.slow
 def test_padding_does_not_change_the_logits_of_a_token(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     task = make_task(path)

@@ -13,6 +13,8 @@ from lit_attn.schema.base import load
 from lit_attn.tasks.classification import Classification, TokenClassification
 from lit_attn.tasks.task import Task
 
+pytestmark = pytest.mark.slow
+
 
 def make_task(module: type[Classification], network: nn.Module) -> Any:
     task: Any = module(network, SimpleNamespace(splits=()), None, None)  # type: ignore[arg-type]
@@ -24,7 +26,6 @@ def logits_of(*classes: int) -> torch.Tensor:
     return 5 * torch.eye(3)[list(classes)]
 
 
-@pytest.mark.slow
 def test_every_sample_counts_once() -> None:
     """Three of four are correct, in batches of different sizes."""
     task = make_task(Classification, nn.Identity())
@@ -33,14 +34,12 @@ def test_every_sample_counts_once() -> None:
     assert task.train_means["accuracy"].compute() == pytest.approx(3 / 4)
 
 
-@pytest.mark.slow
 def test_mixed_targets_have_no_accuracy() -> None:
     task = make_task(Classification, nn.Identity())
     task.loss((logits_of(0, 1), torch.full((2, 3), 1 / 3)))
     assert not task.train_means["accuracy"].update_called
 
 
-@pytest.mark.slow
 def test_tokens_without_a_class_do_not_count() -> None:
     class Known(nn.Module):
         def forward(self, tokens: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
@@ -52,7 +51,6 @@ def test_tokens_without_a_class_do_not_count() -> None:
     assert task.train_means["accuracy"].compute() == pytest.approx(1 / 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(Task.family))
 def test_a_configuration_declares_what_its_module_records(kind: str) -> None:
     config: Any = Task.family[kind]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.data_ranks import on_rank
 from helpers.finished_cells import train_cell
-from helpers.training_cells import result_of
+from helpers.training_cells import cell_of, result_of
 from torch.nn import functional as F
 
 from lit_attn.cells.rows import read_metrics
@@ -21,6 +21,8 @@ from lit_attn.tasks.translation import Translation, TranslationScores
 from lit_attn.training.build import build
 
 sacrebleu = pytest.importorskip("sacrebleu")
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 DICTIONARY = {"der": "the", "hund": "dog", "kind": "child", "sieht": "sees", "ruft": "calls"}
@@ -52,8 +54,7 @@ def make_cell(folder: Path, epochs: int = 1, attention: str = "standard", **chan
         "optimizer": {"kind": "adamw", "lr": 5e-3},
         "training": {"epochs": epochs, "accelerator": "cpu"} | changes.pop("training", {}),
     }
-    fields = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
-    return Cell.model_validate(fields | {"metric": {"name": "test/bleu", "goal": "max"}} | changes)
+    return cell_of(experiment, metric={"name": "test/bleu", "goal": "max"}, **changes)
 
 
 def make_task(folder: Path, **changes: Any) -> Translation:
@@ -63,7 +64,6 @@ def make_task(folder: Path, **changes: Any) -> Translation:
     return task
 
 
-@pytest.mark.slow
 def test_the_loss_is_fairseqs_label_smoothed_cross_entropy(tmp_path: Path) -> None:
     """(1 - eps) of the target and eps / (V - 1) of every other token, mean over the targets."""
     task = make_task(tmp_path)
@@ -78,7 +78,6 @@ def test_the_loss_is_fairseqs_label_smoothed_cross_entropy(tmp_path: Path) -> No
     torch.testing.assert_close(task.loss(batch), torch.stack(losses).mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 2), (2, 1), (3, 2)])
 def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     world: int, accumulate: int, tmp_path: Path
@@ -94,7 +93,6 @@ def test_the_loss_of_a_step_depends_neither_on_ranks_nor_on_micro_batches(
     torch.testing.assert_close(torch.stack(losses).mean(), expected)
 
 
-@pytest.mark.slow
 def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None:
     """Translations are the references with some words exchanged; empty rows do not count."""
     task = make_task(tmp_path)
@@ -123,7 +121,6 @@ def test_bleu_equals_sacrebleu_on_the_words_of_the_files(tmp_path: Path) -> None
     assert set(scores.compute()) == {"loss", "perplexity"}
 
 
-@pytest.mark.slow
 def test_unknown_characters_never_match(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     scores = TranslationScores(task.data)
@@ -133,7 +130,6 @@ def test_unknown_characters_never_match(tmp_path: Path) -> None:
     assert scores.compute()["bleu"].item() < 0.9
 
 
-@pytest.mark.slow
 def test_translating_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token has another length of the caches, for which code would be compiled again."""
     graphs = []
@@ -161,7 +157,6 @@ def test_translating_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.compiler.reset()
 
 
-@pytest.mark.slow
 def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     task.is_translating = lambda: False  # type: ignore[method-assign]
@@ -184,7 +179,6 @@ def test_loss_and_values_of_sentences(tmp_path: Path) -> None:
     assert sums.tolist() == pytest.approx([total, tokens], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_cell_learns_to_translate_word_by_word(tmp_path: Path) -> None:
     """BLEU belongs to the last evaluation alone."""
     cell = make_cell(tmp_path, 24, "mgk", training={"evaluate_every": 2})
@@ -203,7 +197,6 @@ def test_a_cell_learns_to_translate_word_by_word(tmp_path: Path) -> None:
     assert sorted(arrays["test/targets"]) == sorted(encoded)
 
 
-@pytest.mark.slow
 def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping(
     tmp_path: Path,
 ) -> None:
@@ -216,7 +209,6 @@ def test_bleu_is_measured_every_few_epochs_and_at_every_evaluation_with_stopping
     assert [row.epoch for row in rows if row.name == "val/bleu"] == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_the_settings_of_the_search_are_used(tmp_path: Path) -> None:
     task = make_task(tmp_path, task={"beams": 2, "length_penalty": 0.0, "ratio": 0.5, "extra": 1})
     task.is_translating = lambda: True  # type: ignore[method-assign]
@@ -227,7 +219,6 @@ def test_the_settings_of_the_search_are_used(tmp_path: Path) -> None:
     assert [row[row != IGNORED].tolist() for row in translations] == expected
 
 
-@pytest.mark.slow
 def test_the_shortest_limit_allows_one_word(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     batch = next(iter(task.data.evaluation_loader("val")))
@@ -235,7 +226,6 @@ def test_the_shortest_limit_allows_one_word(tmp_path: Path) -> None:
     assert [len(ids) for ids in words] == [1] * len(batch[0])
 
 
-@pytest.mark.slow
 def test_data_of_other_tasks_is_refused(tmp_path: Path) -> None:
     fields = make_cell(tmp_path).experiment.model_dump(mode="json")
     with pytest.raises(ValueError, match="'gpt' does not go with `data: parallel-text`"):
