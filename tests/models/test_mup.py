@@ -219,7 +219,7 @@ def test_another_optimiser_has_no_rates_by_width() -> None:
 def test_mup_belongs_to_the_identity_of_a_cell() -> None:
     plain = text_cell()
     scaled = text_cell(model={"mup": {"dim": plain.experiment.model.dim}})
-    assert plain.fingerprint != scaled.identity
+    assert plain.fingerprint != scaled.fingerprint
 
 
 @pytest.mark.slow
