@@ -178,12 +178,17 @@ def test_frozen_parameters_do_not_change_and_a_stopped_cell_continues(tmp_path: 
     names = [name for name, _ in build_network(cell).named_parameters()]
     start = build(cell, CPU).task.network.state_dict()
     before = {name: tensor.clone() for name, tensor in start.items()}
-    after = read_weights(train_cell(cell, tmp_path))
+    undisturbed = train_cell(cell, tmp_path / "undisturbed")
+    after = read_weights(undisturbed)
     frozen = [name for name in names if torch.equal(before[name], after[name])]
     assert any(name.startswith("blocks.0.") for name in frozen)
     expected = [name for name in names if re.match(r"patch_embed\.|blocks\.0\.|pos", name)]
     assert set(frozen) >= set(expected)
     assert not any(name.startswith(("blocks.1.", "head.")) for name in frozen)
+    stopped = folder_of(cell, tmp_path / "stopped")
+    run_until(2, stopped)
+    run_cell(stopped)
+    assert_same_weights(stopped, undisturbed)
 
 
 @pytest.mark.parametrize(
