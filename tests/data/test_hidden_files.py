@@ -73,16 +73,16 @@ def read_hub_folder(root: Path) -> Any:
         (read_hub_folder, "", ("_train_test.csv", ".csv")),
     ],
 )
-@pytest.mark.parametrize("name", ["._1", ".1", ".hidden/1", "._train", ".train_val"])
 def test_readers_ignore_hidden_files_and_folders(
-    tmp_path: Path, read: Read, folder: str, endings: tuple[str, ...], name: str
+    tmp_path: Path, read: Read, folder: str, endings: tuple[str, ...]
 ) -> None:
     root = tmp_path / "mine"
     expected = read(root)
-    for ending in endings:
-        path = root / folder / f"{name}{ending}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"\0\5\26\7" * 1024)
+    for name in ("._1", ".1", ".hidden/1", "._train", ".train_val"):
+        for ending in endings:
+            path = root / folder / f"{name}{ending}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"\0\5\26\7" * 1024)
     assert read(root) == expected
 
 

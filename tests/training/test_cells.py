@@ -144,13 +144,12 @@ def test_the_metrics_file_has_every_epoch(uninterrupted: Path) -> None:
     assert [row.step for row in rows if row.name == "train/loss"] == [4, 8, 12]
 
 
-def test_tensorboard_names_a_run_after_its_folder(uninterrupted: Path) -> None:
+def test_tensorboard_has_the_curves_and_settings_of_a_run_with_the_name_of_its_folder(
+    uninterrupted: Path,
+) -> None:
     """Each cell below the folder is one run."""
     runs = EventMultiplexer().AddRunsFromDirectory(str(uninterrupted.parents[1])).Reload()
     assert set(runs.Runs()) == {f"v/{uninterrupted.name}"}
-
-
-def test_tensorboard_has_the_curves_and_the_settings(uninterrupted: Path) -> None:
     events = EventAccumulator(str(uninterrupted)).Reload()
     assert {event.step for event in events.Scalars("val/loss")} == {4, 8, 12}
     settings = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]

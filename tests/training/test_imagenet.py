@@ -36,6 +36,8 @@ from lit_attn.signatures import ImageLabels
 from lit_attn.tasks.base import TaskModule
 from lit_attn.train import run_cell, time_cell
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,7 +62,6 @@ def uninterrupted(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return train_cell(cell(folders, **GROWING), tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.process
 def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path) -> None:
     result = result_of(uninterrupted)
     assert (result.steps, result.epochs) == (8, 2)
@@ -73,7 +74,6 @@ def test_a_cell_has_its_metrics_with_and_without_the_average(uninterrupted: Path
     assert result.metrics["evaluation/seconds"] == result.evaluation_time.median
 
 
-@pytest.mark.process
 def test_resume_is_exact(folders: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """The cell stops within an epoch and at its end, when the image size changes."""
     folder = folder_of(cell(folders, **GROWING), tmp_path)
@@ -96,7 +96,6 @@ def record_weights(patch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     return observed
 
 
-@pytest.mark.process
 def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> None:
     """The test computes the recurrence from the weights after every step."""
     tasks: list[TaskModule] = []
@@ -125,7 +124,6 @@ def test_the_average_follows_its_recurrence(folders: Path, tmp_path: Path) -> No
     assert all(torch.equal(v, written[k]) for k, v in average.module.state_dict().items())
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(("epochs", "last"), [(4, 3), (2, 5)])
 def test_the_average_of_the_last_epochs_has_equal_weights(
     epochs: int, last: int, folders: Path, tmp_path: Path
@@ -142,7 +140,6 @@ def test_the_average_of_the_last_epochs_has_equal_weights(
         torch.testing.assert_close(value, torch.stack([end[name] for end in ends]).mean(0))
 
 
-@pytest.mark.process
 def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_path: Path) -> None:
     selected = cell(folders, training={"average": {"epochs": 2}, "epochs": 3})
     averages = []
@@ -155,7 +152,6 @@ def test_a_stopped_training_has_the_same_average_of_epochs(folders: Path, tmp_pa
     assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("average", [{}, {"decay": 1}, {"epochs": 1}])
 def test_an_average_has_either_a_decay_or_epochs(average: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="average"):
@@ -169,7 +165,6 @@ def resampled(positions: torch.Tensor, rows: int, other: int) -> torch.Tensor:
     return torch.cat([positions[:, :1], grid.flatten(2).mT], 1)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("positions", ["learned", "replaced"])
 def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_path: Path) -> None:
     model = {**LOCAL, "positions": positions}
@@ -189,7 +184,6 @@ def test_only_learned_positions_are_trained(positions: str, folders: Path, tmp_p
     assert torch.allclose(trained, smoothed, atol=1e-6) == (positions == "replaced")
 
 
-@pytest.mark.process
 def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: Path) -> None:
     changes = {"model": {**LOCAL, "positions": "replaced"}, "data": {"sizes": [8]}}
     records = {"kinds": ["residual"], "first_epoch_every": 1}
@@ -200,7 +194,6 @@ def test_diagnostics_do_not_change_replaced_positions(folders: Path, tmp_path: P
     assert_same_weights(*trained)
 
 
-@pytest.mark.process
 def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +216,6 @@ def test_the_cost_of_growing_images_is_estimated_at_their_final_size(
     assert (folder / "timing.json").exists()
 
 
-@pytest.mark.process
 def test_weight_decay_applies_to_the_configured_parameters() -> None:
     model = ImageViTConfig(dim=16, depth=1, heads=2, patch=4)
     network = vit.build_image_vit(model, (3, 16, 16), 4)
@@ -246,7 +238,6 @@ def test_weight_decay_applies_to_the_configured_parameters() -> None:
     assert actual["weights"]["norm.weight"] == 0
 
 
-@pytest.mark.process
 def test_sizes_need_positions_of_every_size(folders: Path) -> None:
     vit = {"kind": "vit", "patch": 4, "ffn": {"width": 16}}
     with pytest.raises(ValueError, match="'vit' has positions for images of one size"):
@@ -277,7 +268,6 @@ def test_a_study_trains_through_the_runner(folders: Path, tmp_path: Path) -> Non
     assert "evaluation (s)" in (tmp_path / "reports" / "digits" / "table.full.md").read_text()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("study", [name for name in shipped_studies() if "imagenet" in name])
 def test_every_variant_of_the_shipped_studies_trains(
     study: str, folders: Path, tmp_path: Path
@@ -308,7 +298,6 @@ def test_every_variant_of_the_shipped_studies_trains(
         assert ("test/averaged-accuracy" in result.metrics) == (study == "belief2-imagenet")
 
 
-@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="where the kernel ends workers is Linux's")
 def test_a_signal_never_ends_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the first line of the worker's code does not end the worker either."""

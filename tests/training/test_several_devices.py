@@ -47,24 +47,18 @@ def test_statistics_that_cannot_be_shared_are_named_in_one_line(name: str) -> No
     assert "\n" not in mistake[1]
 
 
-@pytest.mark.parametrize(
-    ("residual", "similarity"),
-    [
+def test_the_packages_parts_are_accepted() -> None:
+    cells = []
+    for residual, similarity in (
         ("full", "dot"),
         ("full", "mixture"),
         ("full", "linear"),
         ("perpendicular", "mixture"),
         # The value alone has no similarity of a query with keys.
         ("value", "dot"),
-    ],
-)
-def test_the_packages_parts_are_accepted(residual: str, similarity: str) -> None:
-    attention = {"residual": residual, "similarity": similarity}
-    devices = {"devices": 2}
-    cells = [
-        digits_cell(model={"attention": attention}, training=devices),
-        text_cell(model={"attention": attention}, training=devices),
-    ]
+    ):
+        model = {"attention": {"residual": residual, "similarity": similarity}}
+        cells += [make(model=model, training={"devices": 2}) for make in (digits_cell, text_cell)]
     assert find_mistake([written(cell) for cell in cells]) is None
 
 
