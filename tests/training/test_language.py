@@ -133,10 +133,10 @@ def test_resume_is_exact(
         observed: list[Any] = []
 
         def stopping(
-            self: Any, *arguments: Any, seen: list[Any] = observed, end: int = micro_batches
+            self: Any, *arguments: Any, ended: list[Any] = observed, end: int = micro_batches
         ) -> None:
-            seen.append(arguments)
-            if len(seen) == end:
+            ended.append(arguments)
+            if len(ended) == end:
                 os.kill(os.getpid(), signal.SIGTERM)
             original(self, *arguments)
 
