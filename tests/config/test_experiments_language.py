@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 from helpers.shipped import shipped_matrix, shipped_studies
-from helpers.training_cells import folder_of, make_cell
+from helpers.training_cells import cell_of, folder_of
 
 from lit_attn.attention.spec import PRESETS
 from lit_attn.cells.records import Result
@@ -54,7 +54,7 @@ def tiny(name: str, folder: Path, **changes: dict[str, Any]) -> Cell:
             experiment["schedule"][key] *= share
     short = {"epochs": 2, "evaluate_every": 1, "accelerator": "cpu", "compile": "none"}
     experiment["training"] |= short
-    return make_cell(experiment, metric={"name": "val/loss", "goal": "min", "scale": 1})
+    return cell_of(experiment, metric={"name": "val/loss", "goal": "min", "scale": 1})
 
 
 def train(cell: Cell, root: Path) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.data_ranks import on_rank
-from helpers.training_cells import COMPOSITION, folder_of, make_cell
+from helpers.training_cells import COMPOSITION, cell_of, folder_of
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
@@ -180,7 +180,7 @@ def test_a_cell_learns_the_trained_tasks(tmp_path: Path) -> None:
         "training": {"epochs": 2, "accelerator": "cpu"},
     }
     metric = {"name": "test/held-out", "label": "accuracy (%)"}
-    cell = make_cell(experiment, metric=metric, parts=[str(COMPOSITION)])
+    cell = cell_of(experiment, metric=metric, parts=[str(COMPOSITION)])
     folder = folder_of(cell, tmp_path)
     run_cell(folder)
     result = Result.model_validate_json((folder / "result.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import digit_folders
 from helpers.paths import EXPERIMENTS
-from helpers.training_cells import folder_of, make_cell
+from helpers.training_cells import cell_of, folder_of
 from PIL import Image
 
 from lit_attn.cells.records import Result
@@ -153,7 +153,7 @@ def test_an_image_is_mixed_with_the_one_before_it(tmp_path: Path) -> None:
     folder = digit_folders.write(tmp_path / "images")
     data = {"kind": "big-vision-imagenet", "augment": {"mixup": 0.2}}
     actual = digit_folders.experiment(folder, data=data)
-    built = make_cell(actual).experiment.data.build(0, torch.device("cpu"))
+    built = cell_of(actual).experiment.data.build(0, torch.device("cpu"))
     pixels, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     shares = []
     for step in range(40):
@@ -178,7 +178,7 @@ def test_keys_without_effect_are_refused(key: str, value: object, tmp_path: Path
     data |= {key: value} if key == "interpolation" else {"augment": {key: value}}
     actual = digit_folders.experiment(tmp_path, data=data)
     with pytest.raises(ValueError, match=rf"{key}: '?{value}'? has no effect on big-vision-imag"):
-        make_cell(actual)
+        cell_of(actual)
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_a_cell_trains_on_class_folders(tmp_path: Path) -> None:
     changes = {"model": {"kind": "big-vision-vit"}, "training": {"epochs": 1}}
     actual = digit_folders.experiment(folder, data=data, **changes)
     actual["model"]["ffn"] = {"width": 16, "activation": "gelu-tanh"}
-    cell = make_cell(actual)
+    cell = cell_of(actual)
     built = cell.experiment.data.build(0, torch.device("cpu"))
     crop, flip, augment, *_ = pickle.loads(pickle.dumps(built.train)).transforms[16].transforms
     assert (crop.func, augment) == (images.crop_window, images.augment)

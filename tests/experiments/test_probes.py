@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.training_cells import folder_of, make_cell
+from helpers.training_cells import cell_of, folder_of
 from pydantic import ValidationError
 
 from lit_attn.cells.records import Result
@@ -421,7 +421,7 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
     experiment["training"]["epochs"] = 2
     experiment["schedule"]["warmup"] = 0
     metric = {"name": "longer/accuracy"}
-    cell = make_cell(experiment, metric=metric, parts=[str(PROBES / "search.py")])
+    cell = cell_of(experiment, metric=metric, parts=[str(PROBES / "search.py")])
     folder = folder_of(cell, tmp_path)
     run_cell(folder)
     metrics = Result.read(folder / "result.json").metrics
@@ -433,7 +433,7 @@ def test_a_cell_records_each_split_and_whether_it_is_solved(tmp_path: Path) -> N
 
 
 def test_the_loss_that_trains_is_the_mean_of_the_targets() -> None:
-    cell = make_cell(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
+    cell = cell_of(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
     task = build.build(cell, CPU).task.eval()
     tokens = torch.randint(16, (3, 16))
     targets = torch.full((3, 16), IGNORED)
@@ -448,7 +448,7 @@ def test_the_loss_that_trains_is_the_mean_of_the_targets() -> None:
 def test_unsolved_steps_end_at_the_first_evaluation_that_solves_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = make_cell(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
+    cell = cell_of(parse_plain((PROBES / "recall.yaml").read_text(), "text"))
 
     def evaluate(task: Any, step: int, solved: float) -> float:
         monkeypatch.setattr(type(task), "global_step", step, raising=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.training_cells import folder_of, make_cell
+from helpers.training_cells import cell_of, folder_of
 
 from lit_attn.cells.records import Result
 from lit_attn.schema.plugins import load_parts
@@ -150,7 +150,7 @@ def test_both_layers_of_the_toy_task_train(variant: str, tmp_path: Path) -> None
     experiment["model"] |= {"dim": 32, "depth": 1, "ffn": {"width": 32, "activation": "swiglu"}}
     experiment["model"] |= STUDY["cells"][variant]
     experiment["training"] |= {"epochs": 1, "precision": "fp32"}
-    cell = make_cell(experiment, metric=STUDY["metric"], parts=[str(PROBES / "search.py")])
+    cell = cell_of(experiment, metric=STUDY["metric"], parts=[str(PROBES / "search.py")])
     parts = build.build(cell, torch.device("cpu"))
     task, batch = parts.task, parts.data.batch(0)
     assert [tuple(array.shape) for array in batch] == [(32, 44), (32, 44)]

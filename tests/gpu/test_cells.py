@@ -13,10 +13,10 @@ from helpers.fake_gpu import NAME, rehearsal
 from helpers.paths import EXPERIMENTS
 from helpers.stopping import stop_at
 from helpers.training_cells import (
+    cell_of,
     composition_cell,
     digits_cell,
     folder_of,
-    make_cell,
     result_of,
     scenes_cell,
     text_cell,
@@ -46,12 +46,12 @@ def listops_cell() -> Cell:
     sections = parse_plain((EXPERIMENTS / "long_range_arena" / "listops.yaml").read_text(), "text")
     sections["data"] |= {"lengths": (5, 40), "depth": 4, "context": 40}
     sections["data"] |= {"train": 64, "val": 7, "test": 5, "eval_batch_size": 4}
-    return make_cell(sections)
+    return cell_of(sections)
 
 
 def folders_cell(root: Path) -> Cell:
     data = {"repeats": 2, "sizes": [8]}
-    return make_cell(experiment(write(root), data=data, training={"average": {"decay": 0.9}}))
+    return cell_of(experiment(write(root), data=data, training={"average": {"decay": 0.9}}))
 
 
 CELLS: dict[str, tuple[str, Callable[[Path], Cell]]] = {

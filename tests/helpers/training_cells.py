@@ -13,7 +13,7 @@ from lit_attn.schema.yaml_text import parse_plain
 COMPOSITION = EXPERIMENTS / "head_composition" / "head_composition.py"
 
 
-def make_cell(experiment: dict[str, Any], **fields: Any) -> Cell:
+def cell_of(experiment: dict[str, Any], **fields: Any) -> Cell:
     """Return the cell of an experiment; `fields` are its other keys, as `metric` and `parts`."""
     names = {"study": "t", "variant": "v", "seed": 0, "experiment": experiment}
     return Cell.model_validate(names | fields)
@@ -44,7 +44,7 @@ def digits_cell(**changes: Any) -> Cell:
     top = {key: changes.pop(key) for key in ("seed", "metric", "match_to") if key in changes}
     for section, values in changes.items():
         experiment[section] = {**experiment[section], **values}
-    return make_cell(experiment, study="test", **top)
+    return cell_of(experiment, study="test", **top)
 
 
 SMALL_TEXT = {
@@ -77,7 +77,7 @@ def text_cell(**changes: Any) -> Cell:
     for section, values in changes.items():
         experiment[section] = {**experiment[section], **values}
     metric = {"name": "test/loss", "label": "loss", "goal": "min", "scale": 1}
-    return make_cell(experiment, metric=metric)
+    return cell_of(experiment, metric=metric)
 
 
 def composition_cell() -> Cell:
@@ -87,7 +87,7 @@ def composition_cell() -> Cell:
         (EXPERIMENTS / "head_composition" / "experiment.yaml").read_text(), "text"
     )
     experiment["data"] |= {"eval_questions": 4, "batch_size": 64}
-    return make_cell(experiment, metric={"name": "test/accuracy"}, parts=[str(COMPOSITION)])
+    return cell_of(experiment, metric={"name": "test/accuracy"}, parts=[str(COMPOSITION)])
 
 
 def scenes_cell(root: Path, **changes: Any) -> Cell:
@@ -117,7 +117,7 @@ def scenes_cell(root: Path, **changes: Any) -> Cell:
     }
     for section, values in changes.items():
         experiment[section] = {**experiment[section], **values}
-    return make_cell(experiment, metric={"name": "test/mIoU", "label": "mIoU (%)"})
+    return cell_of(experiment, metric={"name": "test/mIoU", "label": "mIoU (%)"})
 
 
 def folder_of(cell: Cell, root: Path) -> Path:
