@@ -20,8 +20,8 @@ HEAD = """\
 # Published numbers beside ours
 
 A tool that says what others may claim starts with its own numbers. Each row is a number that
-somebody published, the study of ours that trains the same set-up, and what came out. A row that
-fails stays here, and so does one that has not run.
+somebody published, or that published code gives when we run it, the study of ours that trains the
+same set-up, and what came out. A row that fails stays here, and so does one that has not run.
 
 - The difference is our mean over n seeds minus the published number. Its 95 % interval holds the
   noise of both sides. Where no deviation was published, a published run counts with the deviation
@@ -30,7 +30,8 @@ fails stays here, and so does one that has not run.
 - **reproduced**: the interval lies within the margin on both sides of 0. **not reproduced**: it
   lies outside. **undecided**: neither.
 - The margin is how far two means may differ and still be called equal. It was chosen for each
-  number alone, before its study ran; that of nanoGPT's set-up for a CPU was written after it.
+  number alone, before its study ran; that of nanoGPT's set-up for a CPU was written after a first
+  study of three seeds, which was undecided, and before the one that is shown.
 - The last column says what still differs between both set-ups.
 - Tests hold the page to the records in `reports/evidence`. `python -m lit_attn.report --paper NAME`
   judges your own trainings in the same way.

@@ -44,7 +44,7 @@ CONSTANTS = {
     "1.2": "passes over the characters of Shakespeare: 600 steps of 16 windows of 128",
     "41.02": "published by Wu et al.",
     "1.88": "published by nanoGPT",
-    "1.898": "loss of nanoGPT's own code on all windows",
+    "1.905": "loss of nanoGPT's own code on all windows",
     "0.02": "margin of nanoGPT's replication",
     "240": "random windows of nanoGPT's loss",
     "2021": "a year",
