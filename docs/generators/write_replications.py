@@ -85,8 +85,8 @@ def main() -> None:
 def make_row(source: PaperSource, item: Layout, replication: Replication) -> str:
     """Return the row of a published number."""
     published, reference = source.find_replicated(item, replication)
-    values = read_values(reference.study, reference.variant)
-    equivalence = judge_text(published, replication, list(values.values()))
+    values, waiting = read_values(reference.study, reference.variant)
+    equivalence = judge_text(published, replication, list(values.values()), waiting)
     texts = [cell.text for cell in format_replication(published, replication, values, equivalence)]
     place = f"{replication.row}, {item.name_column(replication.column)}"
     study = (
@@ -97,15 +97,18 @@ def make_row(source: PaperSource, item: Layout, replication: Replication) -> str
     return "| " + " | ".join([place, study, *texts, replication.remains]) + " |"
 
 
-def read_values(study: str, variant: str) -> dict[int, float]:
-    """Return our value of each finished seed, by seed; nothing without a committed record."""
+def read_values(study: str, variant: str) -> tuple[dict[int, float], int]:
+    """Return our value of each finished seed, by seed, and the number of the other planned seeds.
+
+    A study without a committed record has neither.
+    """
     path = EVIDENCE / study / "per_seed.csv"
     if not path.exists():
-        return {}
+        return {}, 0
     with path.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    chosen = [row for row in rows if row["variant"] == variant and row["status"] == "done"]
-    return {int(row["seed"]): float(row["value"]) for row in chosen}
+        rows = [row for row in csv.DictReader(stream) if row["variant"] == variant]
+    values = {int(row["seed"]): float(row["value"]) for row in rows if row["status"] == "done"}
+    return values, len(rows) - len(values)
 
 
 if __name__ == "__main__":

@@ -74,14 +74,22 @@ def judge(
 
 
 def judge_text(
-    published: str, replication: layout.Replication, ours: Sequence[float]
+    published: str, replication: layout.Replication, ours: Sequence[float], waiting: int
 ) -> Equivalence:
-    """Compare the values of our seeds with a published cell as printed: `18.60`, `72.01±0.20`."""
+    """Compare the values of our seeds with a published cell as printed: `18.60`, `72.01±0.20`.
+
+    While `waiting` planned seeds have no result, nothing is decided: those with one may be the ones
+    that solve a task soon.
+    """
     number = layout.parse_cell(published)
     assert number is not None
     mean, printed = number
     deviation = replication.deviation or printed
-    return judge(ours, mean, deviation, replication.runs, replication.margin)
+    equivalence = judge(ours, mean, deviation, replication.runs, replication.margin)
+    if ours and waiting:
+        verdict = f"undecided: {plural(waiting, 'seed')} without a result"
+        return equivalence._replace(verdict=verdict)
+    return equivalence
 
 
 def make_replications_table(
@@ -97,12 +105,8 @@ def make_replications_table(
             column_name = item.name_column(replication.column)
             column = columns[column_name]
             values = measure(records, reference, column.value, column.epoch)
-            equivalence = judge_text(published, replication, list(values.values()))
             waiting = _count_without_result(records, reference)
-            if waiting and values:
-                equivalence = equivalence._replace(
-                    verdict=f"undecided: {plural(waiting, 'seed')} without a result"
-                )
+            equivalence = judge_text(published, replication, list(values.values()), waiting)
             verdicts.append(equivalence.verdict)
             study = records.get(reference.study)
             rows.append(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import write_replications
 from helpers.invented_papers import FOLDER, run_invented
 from helpers.paths import ROOT
 from scipy import stats
@@ -78,9 +79,13 @@ def test_the_printed_deviation_counts_unless_another_one_is_given() -> None:
         if item.row == "Attention"
     ]
     ours = [72.0, 72.1, 71.9]
-    assert judge_text("72.01±0.20", printed, ours) == judge(ours, 72.01, 0.2, 3, 0.5)
+    assert judge_text("72.01±0.20", printed, ours, 0) == judge(ours, 72.01, 0.2, 3, 0.5)
     replaced = printed.model_copy(update={"deviation": 1.5})
-    assert judge_text("72.01±0.20", replaced, ours) == judge(ours, 72.01, 1.5, 3, 0.5)
+    assert judge_text("72.01±0.20", replaced, ours, 0) == judge(ours, 72.01, 1.5, 3, 0.5)
+    decided = judge_text("72.01±0.20", printed, ours, 0)
+    waiting = judge_text("72.01±0.20", printed, ours, 1)
+    assert decided.verdict == "reproduced"
+    assert waiting == decided._replace(verdict="undecided: 1 seed without a result")
 
 
 def make_table(runs: Path) -> Table:
@@ -124,6 +129,22 @@ def test_a_cell_without_a_number_or_a_variant_is_refused(
         place[key] = value
     with pytest.raises(ValueError, match=re.escape(message)):
         Paper.model_validate(paper)
+
+
+def test_the_page_decides_nothing_while_a_seed_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds that solve a task late are still running when the others have their results."""
+    monkeypatch.setattr(write_replications, "EVIDENCE", tmp_path)
+    (tmp_path / "belief2-cifar100").mkdir()
+    rows = ["variant,seed,status,value", "standard,0,done,72.0", "standard,1,done,72.1"]
+    rows += ["standard,2,interrupted,", "belief2,2,missing,"]
+    (tmp_path / "belief2-cifar100" / "per_seed.csv").write_text("\n".join(rows) + "\n")
+    source = read_paper("belief2", "", FOLDER)
+    item = source.paper.tables["2"]
+    row = write_replications.make_row(source, item, item.replications[0])
+    assert "| 2 |" in row
+    assert "| undecided: 1 seed without a result |" in row
 
 
 def test_the_page_of_replications_is_up_to_date() -> None:
