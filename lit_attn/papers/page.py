@@ -79,7 +79,9 @@ def write_parts(source: PaperSource, runs: Path, reports: Path) -> Outcome:
         table = make_replications_table(source, items, records)
         return Part(Section("Published numbers", [], [table]), {}, {}, {})
 
-    parts = [contain("Claims", make_claims)]
+    parts = []
+    if any(item.claims for item in items.values()):
+        parts.append(contain("Claims", make_claims))
     if not source.size and any(item.replications for item in items.values()):
         parts.append(contain("Published numbers", make_replications))
     if any(find_validity(record) for record in records.values()):

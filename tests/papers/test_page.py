@@ -52,6 +52,14 @@ def test_a_table_without_results_has_counts_and_otherwise_empty_rows(tmp_path: P
     assert write_paper(source, tmp_path / "none", tmp_path).is_file()
 
 
+@pytest.mark.parametrize(("paper", "has_claims"), [("belief2", True), ("nanogpt", False)])
+def test_a_page_has_a_table_of_claims_if_the_paper_has_some(
+    paper: str, has_claims: bool, tmp_path: Path
+) -> None:
+    page = write_paper(read_paper(paper, "", FOLDER), tmp_path / "none", tmp_path)
+    assert ("## Claims" in page.with_name("index.md").read_text()) == has_claims
+
+
 def test_our_values_stand_below_the_published_ones(tmp_path: Path) -> None:
     """Values are in printed units, with the decimals and units of the paper, sd and n."""
     run_invented(tmp_path, "beliefformer", ["1", "3"], lambda name, seed: 0.8 + seed / 100)
