@@ -78,8 +78,8 @@ def judge_text(
 ) -> Equivalence:
     """Compare the values of our seeds with a published cell as printed: `18.60`, `72.01±0.20`.
 
-    While `waiting` planned seeds have no result, nothing is decided: those with one may be the ones
-    that solve a task soon.
+    Nothing is decided while `waiting` planned seeds have no result, because the seeds that end
+    first may be those that solve a task first.
     """
     number = layout.parse_cell(published)
     assert number is not None

@@ -403,9 +403,9 @@ def usual_range(values: list[float], decided: Sequence[float] = ()) -> tuple[flo
 
 
 def end_at_best(ends: tuple[float, float], metric: "Metric") -> tuple[float, float]:
-    """Return the ends of an axis without the values that are better than the best possible one.
+    """Return the ends of an axis that does not reach beyond the best possible value.
 
-    A fiftieth is left for the half of a dot at the best value.
+    A fiftieth of its length stays, so that a dot at the best value is drawn completely.
     """
     low, high = ends
     if metric.best is None or not low < metric.best < high:

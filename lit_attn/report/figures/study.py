@@ -48,16 +48,18 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
     places, headings = _place_rows(study, names)
     row_count = len(names) + len(headings)
     figure = drawing.new_figure(0.26 * row_count + 0.75)
-    # A baseline alone has nothing to differ from.
-    has_others = len(names) > 1
-    left, *right = figure.subplots(1, 1 + has_others, sharey=True, squeeze=False)[0]
+    # A baseline alone has no differences.
+    panel_count = 1 if len(names) == 1 else 2
+    panels = figure.subplots(1, panel_count, sharey=True, squeeze=False)[0]
+    left = panels[0]
     all_values: list[float] = []
     decided_values: list[float] = []
     for name in names:
         all_values += study.values(name).values()
         if comparisons.records[name].get("significant"):
             decided_values += study.values(name).values()
-    left.set_xlim(drawing.end_at_best(drawing.usual_range(all_values, decided_values), metric))
+    ends = drawing.usual_range(all_values, decided_values)
+    left.set_xlim(drawing.end_at_best(ends, metric))
     differences: list[Difference] = []
     labels = dict(headings)
     for name, label in zip(names, drawing.short_names(names, 36), strict=True):
@@ -88,10 +90,11 @@ def draw_seeds(study: StudyRecord, comparisons: Comparisons) -> Figure:
         left.get_yticklabels()[row].set_fontstyle("italic")
     label = drawing.name_axis(metric.label, metric.goal)
     left.set(xlabel=label, ylim=(row_count - 0.5, -0.5))
-    for axes in right:
-        _draw_differences(axes, differences, word, metric.margin or 0.0)
-        axes.locator_params(axis="x", nbins=5)
-        axes.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
+    if panel_count == 2:
+        right = panels[1]
+        _draw_differences(right, differences, word, metric.margin or 0.0)
+        right.locator_params(axis="x", nbins=5)
+        right.set_xlabel(drawing.name_axis("difference to the first row", metric.goal))
     return figure
 
 
