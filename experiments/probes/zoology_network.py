@@ -9,24 +9,30 @@ Shapes: B batch, n tokens, d width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from lit_attn.attention.cache import Cache
 from lit_attn.models.language import GPT, GPTConfig
-from lit_attn.models.layers import norm
+from lit_attn.models.layers import Device, norm
 from lit_attn.models.trunk import Trunk
-from lit_attn.schema.base import Share
+from lit_attn.schema.base import Share, consistency_check
 
 
 class ZoologyTrunk(Trunk):
     """Trunk in which y + norm(y) follows each block's output y, with dropout of the embedding."""
 
-    def __init__(self, model: "ZoologyConfig", *sizes: Any, **named_sizes: Any) -> None:
-        super().__init__(model, *sizes, **named_sizes)
-        device = self.tokens.weight.device
+    def __init__(
+        self,
+        model: "ZoologyConfig",
+        vocabulary: int,
+        context: int,
+        is_causal: bool,
+        device: Device = None,
+    ) -> None:
+        super().__init__(model, vocabulary, context, is_causal, device)
         added = [norm(model.norm, model.dim, model.norm_eps, device) for _ in self.blocks]
         self.added_norms = nn.ModuleList(added)
         self.embedding_dropout = nn.Dropout(model.embedding_dropout)
@@ -53,3 +59,11 @@ class ZoologyConfig(GPTConfig, kind="zoology"):
     runs_foreign_code = False  # Tests try it out, so a dry run need not.
     builder = (ZoologyGPT, "vocabulary", "context")
     embedding_dropout: Share = Field(0.0, description="dropout rate of the embedding alone")
+
+    @consistency_check
+    def _blocks_are_zoologys(self) -> None:
+        """Refuse blocks to which y + norm(y) would add another sum than that of the source."""
+        if self.ffn is not None:
+            raise ValueError("ffn: Zoology's network has none; write null")
+        if self.norm_order != "pre":
+            raise ValueError(f"norm_order: Zoology's blocks are not '{self.norm_order}'; write pre")

@@ -3,8 +3,10 @@
 import importlib
 from typing import Any
 
+import pytest
 import torch
 from helpers.paths import EXPERIMENTS
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -86,3 +88,17 @@ def test_initial_values_are_those_of_the_source() -> None:
         else:
             expected = 0.01 if name.endswith("proj.weight") else 0.02
             assert abs(deviation / expected - 1) < 0.05, name
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"ffn": {"width": 16}}, "ffn: Zoology's network has none; write null"),
+        ({"norm_order": "post"}, "norm_order: Zoology's blocks are not 'post'; write pre"),
+    ],
+)
+def test_blocks_that_are_not_those_of_the_source_are_refused(
+    change: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(ValidationError, match=refusal):
+        ZoologyConfig(**(SIZES | change))
