@@ -169,6 +169,7 @@ def check_cells(
     sender: "Connection",
     has_data: bool,
     untried: list[int],
+    selects: dict[int, list[str]],
     gpu: str | None,
 ) -> None:
     """Check cells in order up to the first that cannot run, and send a `CheckEnd`.
@@ -186,7 +187,7 @@ def check_cells(
     mistake = None
     with collect_warnings() as warnings:
         try:
-            mistake = find_mistake(cells, has_data, sender.send, untried)
+            mistake = find_mistake(cells, has_data, sender.send, untried, selects)
         except Exception as error:
             # This process has no output, so its end would not say that nothing is checked.
             warnings.append(f"{NOT_CHECKED}: {explain_failure(error, 'the check')}")

@@ -190,6 +190,7 @@ def _check_data(matrix: Matrix) -> list[str]:
         [variant.name for variant in variants],
         is_local=True,
         untried=[],
+        selects=dict.fromkeys(range(len(variants)), matrix.selects),
         limit=DATA_LIMIT,
         # JSON is the only text on stdout.
         stream=sys.stderr,

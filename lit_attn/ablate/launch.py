@@ -197,12 +197,15 @@ class Launcher:
         proven = find_proven(matrices)
         is_proven = [(study, variant.name) in proven for study, variant, _ in variants]
         untried = list_untried(configs, is_proven)
+        selects_of = {matrix.name: matrix.selects for matrix in matrices}
+        selects = {number: selects_of[job.study] for number, (_, _, job) in enumerate(variants)}
         if slots is None:
             spawn = multiprocessing.get_context("spawn").Process
-            check = check_variants(spawn, configs, names, is_local, untried)
+            check = check_variants(spawn, configs, names, is_local, untried, selects)
         else:
             fork = self.context.Process
-            check = check_variants(fork, configs, names, is_local, untried, slots.devices[0])
+            gpu = slots.devices[0]
+            check = check_variants(fork, configs, names, is_local, untried, selects, gpu)
         for warning in check.warnings:
             write_line(f"warning: {warning}")
         if check.mistake is not None:

@@ -45,6 +45,7 @@ def check_variants(
     names: Sequence[str],
     is_local: bool,
     untried: Sequence[int],
+    selects: dict[int, list[str]],
     gpu: str | None = None,
     limit: float = CHECK_LIMIT,
     stream: TextIO | None = None,
@@ -53,13 +54,14 @@ def check_variants(
 
     `configs` are the values of the config.yaml of these cells, and `names` the variants.
     `is_local`: the data of the cells are on this machine.
-    `untried` are the numbers of the cells that make a step, on the `gpu` if there is one. There is
+    `untried` are the numbers of the cells that make a step, on the `gpu` if there is one, and
+    `selects` the names of the metrics by which the study of a cell selects, by its number. There is
     only a warning if the process dies or needs more than `limit` seconds. `stream` gets the lines
     about how far the check is.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
     # Not in files, which a killed runner could not remove.
-    arguments = (list(configs), sender, is_local, list(untried), gpu)
+    arguments = (list(configs), sender, is_local, list(untried), selects, gpu)
     process = create_process(target=train.check_cells, args=arguments)
     try:
         with block_interrupts():

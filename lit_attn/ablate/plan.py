@@ -68,6 +68,12 @@ class Matrix:
         return [*self.trials, *self.screening_jobs]
 
     @property
+    def selects(self) -> list[str]:
+        """Names of the metrics that choose values or variants of the study."""
+        choices = (self.tuning, self.screening)
+        return [choice.select.name for choice in choices if choice is not None]
+
+    @property
     def notes(self) -> list[str]:
         """Lines about a side study: its folder, and what it does not take from the study."""
         if self.name == self.source.name:

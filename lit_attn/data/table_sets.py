@@ -263,13 +263,16 @@ class LabelledRows(NamedTuple):
 
 
 def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
-    """Return the samples of "train", "val" and "test"; each of the last may be both.
+    """Return the samples of "train", "test" and, if it exists, "val".
 
-    Raises ConfigError for a malformed row and for a class that is not one of `data.classes`.
+    A single evaluated table is "test". Raises ConfigError for a malformed row and for a class that
+    is not one of `data.classes`.
     """
     rows = {}
     for split, table in load_rows(data).items():
         rows[split] = _read_labelled_rows(data, split, table)
+    if "test" not in rows:
+        rows["test"] = rows.pop("val")
     # A vocabulary of words is learned from the training texts.
     encoder = data.tokenizer.encoder(" ".join(texts) for texts in rows["train"].texts)
     tables = {split: {data.label: split_rows.classes} for split, split_rows in rows.items()}
@@ -280,8 +283,7 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
         labels = read_classes(data, tables, split)
         require_classes(split, labels, data.classes)
         samples[split] = _make_samples(data, rows[split].texts, labels, encoder)
-    evaluated = samples.get("val") or samples.get("test") or []
-    return {"val": evaluated, "test": evaluated} | samples
+    return samples
 
 
 def _read_labelled_rows(data: LabelledTable, split: str, table: Any) -> LabelledRows:

@@ -1,5 +1,6 @@
 """Build what Lightning trains from a cell: the data, the task, and the cost of the model."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -125,7 +126,20 @@ def build_task(cell: Cell, data: DataModule, network: nn.Module) -> TaskModule:
     if training.average is not None:
         task.average_weights(training.average, training.steps(data.steps_per_epoch))
     _require_metric(cell.metric, task)
+    if training.stop is not None and "val" not in task.splits:
+        raise ConfigError("training.stop: this data has no split val")
     return task
+
+
+def require_selection(names: Iterable[str], task: TaskModule) -> None:
+    """Raise ConfigError if the task will not measure the metrics by which its study selects."""
+    for name in names:
+        split = name.partition("/")[0]
+        if split not in task.splits:
+            raise ConfigError(
+                f"data: this study selects by '{name}', and this data has no split {split}; test "
+                "results choose nothing. Add samples for it, or remove `tune` and `design`"
+            )
 
 
 def _warn_of_schedule(cell: Cell, data: DataModule) -> None:

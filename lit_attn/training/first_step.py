@@ -9,7 +9,7 @@ import contextlib
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,7 +38,12 @@ from lit_attn.schema.plugins import (
 )
 from lit_attn.tasks.tf32 import products_in_tf32
 from lit_attn.temporary import temporary_folder
-from lit_attn.training.build import build_data, build_task, prepare_for_devices
+from lit_attn.training.build import (
+    build_data,
+    build_task,
+    prepare_for_devices,
+    require_selection,
+)
 from lit_attn.training.callback_checks import (
     check_callbacks,
     describe_loop,
@@ -164,26 +169,35 @@ def find_mistake(
     has_data: bool = True,
     start_cell: Callable[[int], None] = lambda number: None,
     untried: Collection[int] = (),
+    selects: Mapping[int, Sequence[str]] | None = None,
 ) -> Mistake | None:
     """Return the first of `cells` that cannot run, or None.
 
     `cells` has the content of each config.yaml. Unless this machine `has_data`, only the model of a
     cell whose files are missing is checked. `start_cell` is called with the number of each cell
-    before its check. The cells with the numbers `untried` make a training step. Any other exception
+    before its check. The cells with the numbers `untried` make a training step. `selects` has the
+    names of the metrics by which the study of a cell selects, by its number. Any other exception
     than a ConfigError ends the check of a cell with a warning: if foreign code raises it, the log
     of the cell will show it.
     """
     loaded = LoadedData()
+    selects = selects or {}
     for number, written in enumerate(cells):
         start_cell(number)
-        mistake = _check_cell(number, written, loaded, has_data, number in untried)
+        names = selects.get(number, ())
+        mistake = _check_cell(number, written, loaded, has_data, number in untried, names)
         if mistake is not None:
             return mistake
     return None
 
 
 def _check_cell(
-    number: int, written: Any, loaded: LoadedData, has_data: bool, is_untried: bool
+    number: int,
+    written: Any,
+    loaded: LoadedData,
+    has_data: bool,
+    is_untried: bool,
+    selects: Sequence[str],
 ) -> Mistake | None:
     """Return what is wrong with a cell, or None; see `find_mistake`."""
     try:
@@ -202,7 +216,7 @@ def _check_cell(
         network = _build_without_memory(model, experiment)
         if data is None:
             return None
-        build_task(cell, data, network)
+        require_selection(selects, build_task(cell, data, network))
         if not has_data or not is_untried:
             return None
         device = choose_device(training.accelerator, 0, 1)

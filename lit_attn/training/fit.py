@@ -168,8 +168,6 @@ class Attempt:
         if stop is None or self.limits is not None:
             return None
         goal = MetricChoice(name=stop.metric).resolve(self.cell.experiment).goal
-        if "val" not in self.parts.data.splits:
-            raise ConfigError("training.stop: this data has no split val")
         self.parts.task.monitored = stop.metric
         # Without `check_finite=False` the first NaN would end the training as if it were done.
         return EarlyStopping(

@@ -208,9 +208,9 @@ def test_a_mistake_in_the_check_is_not_silent(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(first_step, "LoadedData")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     sender = MagicMock()
-    train.check_cells([], sender, True, [], gpu=None)
+    train.check_cells([], sender, True, [], {}, gpu=None)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    train.check_cells([], sender, True, [], gpu="7")
+    train.check_cells([], sender, True, [], {}, gpu="7")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     (mistake, warnings) = sender.send.call_args.args[0]
     assert mistake is None

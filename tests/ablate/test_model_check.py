@@ -42,7 +42,7 @@ def check(*messages: Any) -> CheckEnd:
     def create(target: object, args: tuple[Any, ...]) -> Any:
         return FakeProcess(list(messages), args)
 
-    return check_variants(create, [], ["a", "b"], is_local=True, untried=[])
+    return check_variants(create, [], ["a", "b"], is_local=True, untried=[], selects={})
 
 
 def test_the_end_of_the_process_is_the_end_of_the_check() -> None:
@@ -60,7 +60,7 @@ def test_a_process_that_cannot_start_is_not_silent() -> None:
     def create(target: object, args: tuple[Any, ...]) -> Any:
         return Refused([], args)
 
-    end = check_variants(create, [], ["a"], is_local=True, untried=[])
+    end = check_variants(create, [], ["a"], is_local=True, untried=[], selects={})
     assert end == (None, [NOT_CHECKED + "the process of the check has ended"])
 
 

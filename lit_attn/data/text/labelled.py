@@ -68,7 +68,7 @@ class PaddedText(TokenData):
 
     @abstractmethod
     def read_samples(self) -> dict[str, list[Sample]]:
-        """Return the samples of "train", "val" and "test".
+        """Return the samples of "train", "test" and, if it exists, "val".
 
         Raises ConfigError naming the file and line that is missing or malformed.
         """
@@ -145,7 +145,7 @@ class LabelledData(TokenDataModule):
             require_used_classes(labels, data.num_classes)
         warn_of_missing_labels(labels, data.num_classes)
         self.largest_class = measure_largest_class(labels)
-        self.splits = ["val", "test"]
+        self.splits = [split for split in ("val", "test") if split in self.samples]
         self.set_epoch(len(self.samples["train"]), drop_last=True)
         self.per_pass = self.steps_per_epoch
         self.steps_per_epoch = data.epoch_steps or self.per_pass
@@ -160,7 +160,7 @@ class LabelledData(TokenDataModule):
     def _list_content(self) -> Iterator[bytes]:
         """Yield the ids, with their number before them, and the label of every sample."""
         for split in SPLITS:
-            for documents, label in self.samples[split]:
+            for documents, label in self.samples.get(split, []):
                 for ids in documents:
                     yield len(ids).to_bytes(8, "big") + ids.tobytes()
                 yield label.to_bytes(8, "big")

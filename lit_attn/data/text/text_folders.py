@@ -34,10 +34,10 @@ class TextFolder(TokenizedLabels, Labelled, kind="text-folder"):
 
 
 def read_text_folder(data: TextFolder) -> dict[str, list[Sample]]:
-    """Return the samples of "train", "val" and "test"; each of the last may be both.
+    """Return the samples of "train", "test" and, if it exists, "val".
 
-    Raises ConfigError for folders that do not match `data` and for a file that is not UTF-8. Warns
-    about empty files.
+    A single evaluated folder is "test". Raises ConfigError for folders that do not match `data` and
+    for a file that is not UTF-8. Warns about empty files.
     """
     trees = read_class_folders(data.path, data.classes, TEXTS)
     labels = {name: number for number, name in enumerate(trees["train"].files)}
@@ -47,7 +47,7 @@ def read_text_folder(data: TextFolder) -> dict[str, list[Sample]]:
     samples = {}
     for split, named_texts in texts.items():
         samples[split] = _make_samples(named_texts, labels, encoder)
-    return {"val": samples["test"]} | samples
+    return samples
 
 
 def _read_texts(tree: ClassTree) -> list[tuple[str, str]]:
