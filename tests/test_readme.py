@@ -18,7 +18,6 @@ CONSTANTS = {
     "3.11": "oldest Python",
     "95": "level of an interval",
 }
-CONSTANTS |= {"57": "families of transformers (tests/replace)"}
 CONSTANTS |= {"1.669": "loss of interpolated counts of four characters (docs/questions.md)"}
 EFFECTS = ("xsa", "others", "zz", "no-ffn", "dcmha")
 DEFAULT = "recall-product"

@@ -146,7 +146,7 @@ COMPARED: dict[str, Entry] = {
         r"v_i \leftarrow \tfrac{1}{2} v_i^{(0)} + \tfrac{1}{2} v_i",
         "Layers after the first mix their values with those of the first layer, which is "
         "unchanged. Everything in the layer uses the mixed values. The network brings the values "
-        "to its layers, so `replace_attention` refuses it.",
+        "to its layers; `replace_attention` does so within a stack whose first layer is replaced.",
         "{preset: value-residual, residual: perpendicular}",
     ),
     "value-residual-learned": Entry(

@@ -1,4 +1,4 @@
-"""What chooses values, variants, the epoch or the end of a training needs samples of its own."""
+"""Samples of their own for what chooses values, variants, the epoch or the end of a training."""
 
 import json
 from pathlib import Path
