@@ -25,8 +25,8 @@ same set-up, and what came out. A row that fails stays here, and so does one tha
 
 - The difference is our mean over n seeds minus the published number. Its 95 % interval holds the
   noise of both sides. Where no deviation was published, a published run counts with the deviation
-  of our seeds, or, for nanoGPT's README, with that of six runs of its code. A number of one run is therefore known no better than one run of ours, and many
-  seeds of ours do not change that.
+  of our seeds, or, for nanoGPT's README, with that of six runs of its code. A number of one run is
+  therefore known no better than one run of ours, and many seeds of ours do not change that.
 - **reproduced**: the interval lies within the margin on both sides of 0. **not reproduced**: it
   lies outside. **undecided**: neither.
 - The margin is how far two means may differ and still be called equal. It was chosen for each

@@ -154,8 +154,8 @@ def _print_study(matrix: Matrix) -> list[Job]:
 def find_warnings(matrix: Matrix) -> list[str]:
     """Return one line for each distinct warning about a study's variants.
 
-    They are about missing files, data that do not fit, rates and schedules, and about layers that a
-    dry run cannot try out.
+    They are about missing files, data that do not fit, parameters that cannot be matched, rates and
+    schedules, and about layers that a dry run cannot try out.
     """
     by_warning: dict[str, list[str]] = {}
     variants = _list_known(matrix)
@@ -221,6 +221,11 @@ def _find_variant_warnings(variant: Variant) -> list[str]:
         check_files(experiment)
     except ConfigError as error:
         warnings.append(f"cannot run on this machine: {error}")
+    if variant.match_to is not None:
+        try:
+            factory.resolve(experiment.model, variant.match_to, experiment.data)
+        except ConfigError as error:
+            warnings.append(f"cannot run: {error}")
     for mixer in find_mixers(experiment.model):
         warning = f"attention: {mixer.target} needs a GPU; nothing was tried"
         if mixer.needs_gpu and warning not in warnings:

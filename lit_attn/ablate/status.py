@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MAX_FAILED = 10  # Failed and stale cells that are described; further ones are counted.
 LOG_BLOCK = 2**20  # Characters of a log that are printed at once.
 LOG_LINES = 6  # Last lines of a failed cell's log that are shown.
+LOG_WIDTH = 200  # Characters of such a line.
+CRASH = "Fatal Python error: "
+"""Start of what Python writes if the process crashes; the innermost call follows."""
 PAUSE = 3.0  # Seconds between two statuses of `watch`.
 QUEUE_PAUSE = 30.0
 """Seconds between two questions of `watch` to SLURM, whose controller serves all users."""
@@ -162,10 +165,17 @@ def load_plans(where: Path) -> tuple[list[tuple[Plan, Path]], list[ConfigError]]
 
 
 def read_cells(plan: Plan, place: Path) -> list[StudyCell]:
-    """Return the status of every cell of a plan, in the order of the plan."""
+    """Return the status of every cell of a plan, in the order of the plan.
+
+    A cell that is a part of two variants, such as one under two criteria of `match`, comes once.
+    """
     cells = []
+    paths = set()
     for planned in (*plan.trials, *plan.cells):
         path = place / planned.path
+        if path in paths:
+            continue
+        paths.add(path)
         cells.append(StudyCell(planned, path, folder.read_cell(path, planned.identity)))
     return cells
 
@@ -329,12 +339,20 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
             rank = f" on rank {status.exit.rank}"
     yield f"  FAILED   {cell.name}  {status.state}{rank}: {message}"
     log = "" if status.attempt is None else folder.read_log_tail(status.attempt)
-    log_lines = [line for line in log.splitlines() if line.strip()]
-    for line in log_lines[-LOG_LINES:]:
+    for line in _choose_log_lines(log):
         yield f"      | {line}"
     yield f"      advice:    {find_advice(status)}"
     yield f"      log:       {program('logs', cell.folder)}"
     yield f"      run alone: {program('train', cell.folder)}"
+
+
+def _choose_log_lines(log: str) -> list[str]:
+    """Return the last lines of a log, or those about a crash of the process from their first on."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    crashes = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
+    start = crashes[-1] if crashes else max(0, len(lines) - LOG_LINES)
+    chosen = lines[start : start + LOG_LINES]
+    return [line if len(line) <= LOG_WIDTH else f"{line[:LOG_WIDTH]}..." for line in chosen]
 
 
 def print_log(name: str) -> None:

@@ -194,6 +194,8 @@ def _check_keys(source: StudySource, keys: dict[str, Any], changes: Mapping | No
             raise source.error(
                 ("tune", key), "needs a list of at least two values of a key of the experiment"
             )
+        if any(value in values[:place] for place, value in enumerate(values)):
+            raise source.error(("tune", key), "has a value twice")
         if changes is not None and key in changes:
             raise source.error(("tune", key), f"is tuned, so --set {key} has no effect")
         is_free = key.split(".")[0] in ("optimizer", "schedule")

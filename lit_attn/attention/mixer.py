@@ -58,7 +58,10 @@ class TokenMixer(nn.Module):
         self.target = config.target
         self.dim = dim
         self.num_heads = num_heads
-        mixer_class = config.load()
+        try:
+            mixer_class = config.load()
+        except ConfigError as error:
+            raise ConfigError(f"attention: {error}") from error
         with contextlib.nullcontext() if device is None else torch.device(device):
             try:
                 layer = mixer_class(dim, num_heads, **config.arguments)

@@ -32,8 +32,8 @@ def list_kinds() -> dict[str, set[str]]:
 def add_presets(before: Mapping[str, Iterable[str]]) -> None:
     """Add a preset for each part that is not in `before`, as `residual=reflected`.
 
-    The other parts of such a preset are those of the standard layer. A part that a preset already
-    uses gets none. Raises ConfigError if a part has a choice without a default.
+    The other parts of such a preset are those of the standard layer. Raises ConfigError if a part
+    has a choice without a default and no preset has this part.
     """
     used: set[tuple[str, str]] = set()
     for spec in PRESETS.values():
@@ -41,11 +41,15 @@ def add_presets(before: Mapping[str, Iterable[str]]) -> None:
     for base in _list_families():
         family = base.family_name()
         for kind in base.family:
-            if kind in before[family] or (family, kind) in used:
+            if kind in before[family]:
                 continue
             try:
-                PRESETS[f"{family}={kind}"] = AttentionSpec.model_validate({family: kind})
+                spec = AttentionSpec.model_validate({family: kind})
+                if spec not in PRESETS.values():
+                    PRESETS[f"{family}={kind}"] = spec
             except ValueError as error:
+                if (family, kind) in used:
+                    continue
                 raise ConfigError(
                     f"--parts: {family} '{kind}' is no layer with its defaults; add a preset with "
                     f"your choices to the file, as PRESETS['{kind}'] = AttentionSpec(...)"

@@ -299,6 +299,9 @@ def _read_mixer(choices: dict[str, Any]) -> dict[str, Any]:
     names = ("import", "target", "arguments")
     mixer = {key: choice for key, choice in choices.items() if key in names}
     others = {key: choice for key, choice in choices.items() if key not in (*names, "kind")}
+    for key in others:
+        if key not in AttentionSpec.model_fields:
+            raise key_error(key, f"unknown key '{key}'{suggest(key, ('import', 'arguments'))}")
     return others | {"mixer": mixer}
 
 

@@ -142,14 +142,15 @@ def hold_lock(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
     me = LockHolder(**current_process().model_dump(), keeper=keeper)
-    while not _create(path, me.model_dump_json()):
+    content = me.model_dump_json()
+    while not _create(path, content):
         holder = _wait_for_heartbeat(folder)
         if holder is not None:
             raise CellLocked(f"{folder}: {holder} runs this cell")
         remove_stale(folder)
     inode = path.stat().st_ino
     done = threading.Event()
-    thread = threading.Thread(target=_beat, args=(path, inode, done), daemon=True)
+    thread = threading.Thread(target=_beat, args=(path, inode, content, done), daemon=True)
     if is_beating:
         thread.start()
     try:
@@ -160,7 +161,7 @@ def hold_lock(
             thread.join()
         if keeper is None:
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == inode:
+                if _is_own(path, inode, content):
                     path.unlink()
 
 
@@ -312,7 +313,15 @@ def _has_stopped(path: Path, status: os.stat_result) -> bool:
     return silence > STALE_AFTER
 
 
-def _beat(path: Path, inode: int, done: threading.Event) -> None:
+def _is_own(path: Path, inode: int, content: str) -> bool:
+    """Return True if the lock is the one that was created with this inode and content.
+
+    The lock of another process may have the same inode, which is free again after a removal.
+    """
+    return path.stat().st_ino == inode and path.read_text() == content
+
+
+def _beat(path: Path, inode: int, content: str, done: threading.Event) -> None:
     """Change the lock's modification time until `done`.
 
     Ends this process if another process has replaced the lock, for example after this process was
@@ -321,7 +330,7 @@ def _beat(path: Path, inode: int, done: threading.Event) -> None:
     while not done.wait(HEARTBEAT):
         # An error of a network disk must not end the heartbeat.
         with contextlib.suppress(OSError):
-            if path.stat().st_ino != inode:
+            if not _is_own(path, inode, content):
                 print(f"{path}: another process has taken this lock", file=sys.stderr, flush=True)
                 os._exit(BUSY)
             os.utime(path)

@@ -143,8 +143,11 @@ class Cell(Config):
         """
         if not path.exists():
             folder = path.parent
-            # The user may have written the seed without the identity.
+            # The user may have written the seed without the identity, or the folder of a variant,
+            # of a study or of all runs.
             neighbours = sorted(folder.parent.glob(f"{folder.name}-*"))
+            for depth in ("*", "*/*", "*/*/*"):
+                neighbours += sorted(file.parent for file in folder.glob(f"{depth}/{path.name}"))
             if neighbours:
                 raise ConfigError(
                     f"{folder}: is not the folder of a cell; did you mean '{neighbours[0]}'?"

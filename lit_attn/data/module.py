@@ -275,9 +275,9 @@ class EvaluationLoader:
     units: Sequence[Sequence[int]]
     count: int
 
-    def has_samples(self, number: int) -> bool:
-        """Return True if batch `number` has a row that is not padding."""
-        return any(place < self.count for place in self.units[number])
+    def count_samples(self, number: int) -> int:
+        """Return the number of rows of batch `number` that are not padding."""
+        return sum(place < self.count for place in self.units[number])
 
     def __len__(self) -> int:
         return len(self.batches)

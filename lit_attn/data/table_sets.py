@@ -21,7 +21,7 @@ from lit_attn.data.rows import Rows
 from lit_attn.data.sets import Split, require_classes
 from lit_attn.data.tables import Table, load_rows
 from lit_attn.data.text.batches import NamedTokens
-from lit_attn.data.text.labelled import Labelled, Sample, TaggedData, TokenizedLabels
+from lit_attn.data.text.labelled import Labelled, Sample, TaggedData, TokenizedLabels, sample_ids
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, suggest
@@ -321,10 +321,8 @@ def _make_samples(
     samples = []
     remaining_labels = iter(labels.tolist())
     for texts in rows:
-        # The last id of a document is its end.
-        parts = [np.asarray(ids[:-1], np.uint16) for ids in encoder.encode(texts)]
-        # Id 0 is padding.
-        ids = np.concatenate(parts) + np.uint16(1)
+        parts = [sample_ids(document, encoder) for document in encoder.encode(texts)]
+        ids: NDArray[np.unsignedinteger] = np.concatenate(parts)
         if not data.has_tags:
             samples.append(Sample((ids,), next(remaining_labels)))
             continue

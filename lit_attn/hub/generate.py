@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TOKENS = 200
 """Number of tokens to generate by default."""
+LARGEST_SEED = 2**64 - 1
+"""Largest seed of a generator of PyTorch."""
 
 
 @command
@@ -192,6 +194,8 @@ def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that cannot be used with any model."""
     if not 0 <= options.temperature < float("inf"):
         raise ConfigError(f"--temperature: {options.temperature} is not a number from 0 on")
+    if not 0 <= options.seed <= LARGEST_SEED:
+        raise ConfigError(f"--seed: {options.seed} is not a number from 0 to {LARGEST_SEED}")
     try:
         options.prompt.encode()
     except UnicodeEncodeError as error:

@@ -105,17 +105,24 @@ def find_depths(module: nn.Module) -> tuple[dict[int, int], int]:
     blocks = list(find_blocks(module, "optimizer.layer_decay"))
     modules = dict(module.named_modules())
     output = len(blocks) + 1
-    depths: dict[int, int] = {}
+    # Modules and not parameters say which blocks have passed: an optimiser may have only the
+    # parameters outside of the blocks.
     passed = 0
+    passed_at = {}
+    for path in modules:
+        if path in blocks:
+            passed = blocks.index(path) + 1
+        passed_at[path] = passed
+    depths: dict[int, int] = {}
     for name, parameter in module.named_parameters():
-        depth = 0 if passed == 0 else passed + 1
-        owner = modules[name.rpartition(".")[0]]
-        is_norm = parameter.ndim < 2 and not isinstance(owner, nn.Linear)
+        path = name.rpartition(".")[0]
+        depth = 0 if passed_at[path] == 0 else passed_at[path] + 1
+        is_norm = parameter.ndim < 2 and not isinstance(modules[path], nn.Linear)
         if depth == output and is_norm:
             depth = len(blocks)
         for number, block in enumerate(blocks, start=1):
             if name.startswith(f"{block}."):
-                depth = passed = number
+                depth = number
         depths[id(parameter)] = depth
     return depths, output
 

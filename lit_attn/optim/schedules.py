@@ -232,11 +232,12 @@ class Trapezoid(Schedule, kind="trapezoid"):
 def stretch(rate: Rate, factor: float) -> Rate:
     """Return `rate` for a training with `factor` times the steps.
 
-    Step s has the rate of step floor(s / factor) of the original training.
+    Step s has the rate of step floor((s + 1/2) / factor) of the original training: the middle of a
+    step decides, so a factor near 1 shifts no step.
     """
     if factor == 1:
         return rate
-    return lambda step: rate(int(step / factor))
+    return lambda step: rate(int((step + 0.5) / factor))
 
 
 def set_constants(

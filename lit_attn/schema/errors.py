@@ -180,6 +180,12 @@ def _run_command(run: Callable[[], int], has_json: bool) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT
+    except SystemExit as error:
+        place = mistakes.find_user_place(error)
+        if not place:
+            raise
+        exit_error = ConfigError(f"{place}: calls sys.exit; raise an exception instead")
+        return _print_mistake(exit_error, "config", has_json)
     except BrokenPipeError:
         # The reader, such as `head`, has closed the pipe.
         silence(sys.stdout)

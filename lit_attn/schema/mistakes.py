@@ -48,17 +48,27 @@ def describe_uncaught(error: BaseException) -> tuple[str, int]:
     It is a mistake of lit_attn unless a package is not installed, or the innermost line outside of
     Python and of installed packages is in code of the user, such as the `parts` of a study.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    written = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
-    if not written or Path(written[-1].filename).is_relative_to(PACKAGE):
+    place = find_user_place(error)
+    if not place:
         package = _find_missing_package(error)
         if package:
             message = f"{package} is not installed for {sys.executable}; install lit_attn as in"
             return f"{message} README.md: pip install -e .", 1
         return describe_mistake(error), EXIT_CODE
     words = " ".join(f"{type(error).__name__}: {error}".split())
-    place = f"{written[-1].filename}:{written[-1].lineno}"
     return f"{place}: {words}; {_write_traceback(error)}", 1
+
+
+def find_user_place(error: BaseException) -> str:
+    """Return file and line of the code of the user that has raised `error`, or an empty text.
+
+    The innermost line outside of Python and of installed packages is in it, and not in lit_attn.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    written = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
+    if not written or Path(written[-1].filename).is_relative_to(PACKAGE):
+        return ""
+    return f"{written[-1].filename}:{written[-1].lineno}"
 
 
 def _find_missing_package(error: BaseException) -> str:
@@ -95,8 +105,10 @@ def describe_check_failure(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the machine, or a device of PyTorch, had no memory left."""
-    # PyTorch is not imported for the name of its class.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    # PyTorch is not imported for the name of its class. Its allocator on a CPU has no class.
+    is_of_device = type(error).__name__ == "OutOfMemoryError"
+    is_of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+    return isinstance(error, MemoryError) or is_of_device or is_of_cpu
 
 
 def first_line(error: BaseException) -> str:

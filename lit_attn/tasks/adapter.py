@@ -151,7 +151,7 @@ class Adapter(HookCaller):
             self.split_totals = [SplitTotal() for _ in self.evaluated_modules()]
             for module in self.evaluated_modules():
                 module.on_validation_epoch_start()
-        if self._has_samples():
+        if self._count_samples():
             for module in self.evaluated_modules():
                 module.on_validation_batch_start(batch, batch_index, dataloader_idx)
 
@@ -162,11 +162,16 @@ class Adapter(HookCaller):
             self.network.validation_step, batch, self.place.batch_index, self.place.split
         )
         logged = self._read_logged()
-        values = batch.values() if isinstance(batch, dict) else batch
-        # Every tensor of a batch has the samples as its first axis.
-        samples = next(len(value) for value in values if isinstance(value, Tensor))
+        samples = self._count_samples()
         self.evaluations.append(StepEvaluation(logged, samples, returned))
         return logged, samples, returned
+
+    def _count_samples(self) -> int:
+        """Return the samples of the evaluated batch, without the rows that fill the last batch."""
+        assert self.trainer.val_dataloaders is not None
+        loader = self.trainer.val_dataloaders[self.place.split]
+        count: int = loader.count_samples(self.place.batch_index)
+        return count
 
     def predictions(self, batch: Any, evaluated: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Return the predictions and targets that `validation_step` has returned."""
@@ -179,7 +184,7 @@ class Adapter(HookCaller):
         self, outputs: Any, batch: Any, batch_index: int, dataloader_idx: int = 0
     ) -> None:
         """Call the module's hook, then end a split after its last batch."""
-        if self._has_samples():
+        if self._count_samples():
             for module, step, total in zip(
                 self.evaluated_modules(), self.evaluations, self.split_totals, strict=True
             ):
@@ -218,12 +223,6 @@ class Adapter(HookCaller):
                     f"task: '{name}' is a metric; log a number, or add the metric to `metrics`"
                 )
         return dict(self.logged)
-
-    def _has_samples(self) -> bool:
-        """Return True if the batch that is evaluated is more than padding."""
-        assert self.trainer.val_dataloaders is not None
-        loader = self.trainer.val_dataloaders[self.place.split]
-        return loader.has_samples(self.place.batch_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the module's hook writes into an empty dictionary.
@@ -277,16 +276,21 @@ class SplitTotal:
 
 
 def call_step(step: Callable[..., Any], batch: Any, batch_index: int, split: int = 0) -> Any:
-    """Call training_step or validation_step with those of the arguments that it takes."""
+    """Call training_step or validation_step with those of the arguments that it takes.
+
+    Raises RuntimeError if it raises StopIteration, which Lightning would take for the end of data.
+    """
     parameters = inspect.signature(step).parameters
     positional = [name for name, value in parameters.items() if value.kind in POSITIONAL]
     is_starred = any(value.kind is value.VAR_POSITIONAL for value in parameters.values())
     arguments = [batch]
     if len(positional) > 1 or is_starred:
         arguments.append(batch_index)
-    if "dataloader_idx" in parameters:
-        return step(*arguments, dataloader_idx=split)
-    return step(*arguments)
+    named = {"dataloader_idx": split} if "dataloader_idx" in parameters else {}
+    try:
+        return step(*arguments, **named)
+    except StopIteration as error:
+        raise RuntimeError(f"{step.__name__} raised StopIteration") from error
 
 
 class LoggedMean(MeanMetric):

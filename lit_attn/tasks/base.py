@@ -260,7 +260,7 @@ class TaskModule(OptimizedModule, ABC):
         of a sharded network that is evaluated in step compute every batch of padding.
         """
         assert self.trainer.val_dataloaders is not None
-        is_padding = not self.trainer.val_dataloaders[dataloader_idx].has_samples(batch_index)
+        is_padding = not self.trainer.val_dataloaders[dataloader_idx].count_samples(batch_index)
         if is_padding and batch_index > 0:
             if self.evaluates_in_step and is_sharded(self.network):
                 self._evaluate_padding(batch)

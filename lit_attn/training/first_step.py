@@ -88,10 +88,10 @@ class FirstBatch:
     def __iter__(self) -> Iterator[Any]:
         return iter([self.batch])
 
-    def has_samples(self, number: int) -> bool:
-        """Return True if the batch of a split has a row that is not padding."""
+    def count_samples(self, number: int) -> int:
+        """Return the number of rows of the batch of a split that are not padding."""
         assert self.loader is not None
-        return self.loader.has_samples(number)
+        return self.loader.count_samples(number)
 
 
 class FirstBatches(TrainerData):

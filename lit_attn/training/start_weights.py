@@ -1,6 +1,6 @@
 """Start of a fine-tuning: the weights of a file, and the parameters that remain as they are."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lit_attn.attention.layer import TokenLayer
+from lit_attn.attention.layer import Attention, TokenLayer
 from lit_attn.config.training import StartWeights, Training
 from lit_attn.schema.errors import ConfigError, plural, suggest
 
@@ -65,12 +65,33 @@ def _load_weights(network: nn.Module, weights: StartWeights) -> str:
             for name, tensor in current.items():
                 if name not in kept:
                     tensor.copy_(saved[name])
+        copied = _copy_projections(network, kept)
+        kept = [name for name in kept if name not in copied]
     if not kept:
         return ""
     return (
         f"training.weights: {plural(len(kept), 'tensor')} of the network "
         f"keep their initial values: {_shorten(kept)}"
     )
+
+
+def _copy_projections(network: nn.Module, kept: Collection[str]) -> set[str]:
+    """Set the tensors that start as a copy of W where W was read and they were not.
+
+    Returns their names.
+    """
+    copied = set()
+    for path, module in network.named_modules():
+        if not isinstance(module, Attention):
+            continue
+        prefix = f"{path}." if path else ""
+        initial = module.residual.initial_state(module.proj.state_dict())
+        names = {f"{prefix}residual.{name}" for name in initial}
+        is_read = all(f"{prefix}proj.{name}" not in kept for name in module.proj.state_dict())
+        if is_read and names.issubset(kept):
+            module.copy_projection()
+            copied |= names
+    return copied
 
 
 def _find_kept(

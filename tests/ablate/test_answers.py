@@ -99,6 +99,14 @@ def test_a_dry_run_warns_of_missing_data(tmp_path: Path) -> None:
     assert line.startswith("all variants: cannot run on this machine: data.path: no file")
 
 
+def test_a_dry_run_warns_of_parameters_that_cannot_be_matched(tmp_path: Path) -> None:
+    """The command refuses such a study before its first cell."""
+    body = "baseline: a\ncells: {a: {}, b: {model.dim: 64}}"
+    (line,) = find_warnings(expand(studies.study(tmp_path, body), tmp_path / "runs"))
+    assert line.startswith("b: cannot run: match: parameters: ")
+    assert "with the narrowest FFN exceed the" in line
+
+
 def test_task_and_metric_follow_from_the_data(tmp_path: Path) -> None:
     experiment = (
         "data: {kind: python-text, context: 16, batch_size: 4}\n"

@@ -109,7 +109,10 @@ def test_a_stretched_schedule_keeps_its_proportions() -> None:
     rate = Cosine(warmup=1).rate(1.0, 10, 4)
     slower, faster = stretch(rate, 1.5), stretch(rate, 0.5)
     assert [slower(15), slower(59)] == [rate(10), rate(39)]
-    assert [faster(5), faster(19)] == [rate(10), rate(38)]
+    assert [faster(5), faster(19)] == [rate(11), rate(39)]
+    # A factor that gives no step more delays none.
+    nearly_equal = [stretch(rate, 1.006)(step) for step in range(40)]
+    assert nearly_equal == [rate(step) for step in range(40)]
     assert stretch(rate, 1.0) is rate
 
 

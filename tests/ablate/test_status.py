@@ -117,6 +117,32 @@ def test_every_failure_class_has_advice() -> None:
     assert set(status.ADVICE) == {*get_args(FailureClass), "unreadable"}
 
 
+def test_the_place_of_a_crash_is_shown_and_long_lines_are_cut(tmp_path: Path) -> None:
+    """Python writes the stack of a crashed process with the innermost call first."""
+    folder = write_study(tmp_path / "runs", seeds=1, failures={("belief", 0): "killed"})
+    (attempt,) = folder.glob("v1/*/attempts/1")
+    stack = [f'  File "library.py", line {number} in call' for number in range(20)]
+    modules = "Extension modules: " + ", ".join(["numpy"] * 200)
+    crash = ["step 3", "Fatal Python error: Aborted", "", "Thread 0x1 (most recent call first):"]
+    log = "\n".join([*crash, '  File "mine.py", line 9 in forward', *stack, modules])
+    (attempt / "log.txt").write_text(log)
+    (study,) = status.read_plans(tmp_path / "runs")
+    text = status.describe(study[0], status.read_cells(*study))
+    assert "| Fatal Python error: Aborted\n" in text
+    assert 'mine.py", line 9 in forward' in text
+    assert "Extension modules" not in text
+    (attempt / "log.txt").write_text(modules)
+    text = status.describe(study[0], status.read_cells(*study))
+    assert max(map(len, text.splitlines())) < 250
+
+
+def test_a_cell_of_two_variants_counts_once(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "runs", seeds=2)
+    ((plan, place),) = status.read_plans(folder)
+    twice = plan.model_copy(update={"cells": [*plan.cells, plan.cells[0]]})
+    assert len(status.read_cells(twice, place)) == len(plan.cells)
+
+
 def test_further_failures_are_only_counted(tmp_path: Path) -> None:
     failures = {("standard", seed): "killed" for seed in range(15)}
     folder = write_study(tmp_path / "runs", seeds=15, failures=failures)

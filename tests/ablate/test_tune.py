@@ -126,6 +126,10 @@ def test_a_trial_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
     [
         ("{select: val/loss, seeds: 1}", "tiny.tune: needs a key to tune"),
         ("{optimizer.lr: 1e-3, select: val/loss, seeds: [9]}", "tune.optimizer.lr: needs a list"),
+        (
+            "{optimizer.lr: [1e-3, 0.001], select: val/loss, seeds: [9]}",
+            "tiny.tune.optimizer.lr: has a value twice",
+        ),
         ("{optimizer.lr: [1, 2], seeds: [9]}", "tiny.tune.select: "),
         (
             "{optimizer.lr: [1, 2], select: test/loss, seeds: [9]}",

@@ -318,3 +318,11 @@ def test_decoding_on_a_gpu_agrees(spec: AttentionSpec, dtype: torch.dtype) -> No
         error = decode(layer, x, [9, *range(20, 33)]) - expected
     # Two crosses with multi-token attention are off by 30 and 42 eps in float32 on an H100.
     assert error.double().norm() < 100 * torch.finfo(dtype).eps * expected.double().norm()
+
+
+@pytest.mark.parametrize("name", ["standard", "gaussian", "mgk"])
+def test_dropout_acts_on_one_query(name: str) -> None:
+    layer = make(PRESETS[name]).train()
+    layer.attn_drop = 0.5
+    x, memory = tokens(1), tokens(9)
+    assert not torch.equal(layer(x, memory=memory), layer(x, memory=memory))

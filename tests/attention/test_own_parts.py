@@ -89,8 +89,9 @@ SMALL += ["--modes", "eager", "--device", "cpu"]
 
 @pytest.mark.process
 def test_doctor_compares_the_parts_of_a_file_with_their_formulas(tmp_path: Path) -> None:
-    """Without presets of the file, each of its parts is compared with its defaults."""
+    """Each part is compared with its defaults, also if a preset has it beside another one."""
     text = re.sub(r"PRESETS\[.*\n", "", page())
+    text += '\nPRESETS["both"] = AttentionSpec(residual=ReflectedConfig(), similarity="cosine")\n'
     wrong = text.replace("- 2 * residual", "- 3 * residual")
     for source, code in ((text, 0), (wrong, 1)):
         (tmp_path / "mine.py").write_text(source)

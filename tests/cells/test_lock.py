@@ -236,6 +236,18 @@ def test_a_process_whose_lock_was_taken_ends(tmp_path: Path) -> None:
         assert process.wait(TIMEOUT) == lock.BUSY
 
 
+def test_a_process_whose_lock_was_taken_ends_also_if_the_inode_is_used_again(
+    tmp_path: Path,
+) -> None:
+    with other_process(tmp_path) as process:
+        path = tmp_path / "lock"
+        holder = LockHolder.model_validate_json(path.read_text())
+        # As ext4 does: the new file has the inode of the removed one.
+        path.write_text(holder.model_copy(update={"host": "elsewhere"}).model_dump_json())
+        assert process.wait(TIMEOUT) == lock.BUSY
+        assert "elsewhere" in path.read_text()
+
+
 def test_a_process_does_not_remove_a_lock_that_another_one_has_taken(tmp_path: Path) -> None:
     """The other process has replaced the file, for example after this process was frozen."""
     with hold_lock(tmp_path, is_beating=False):

@@ -52,7 +52,7 @@ def evaluated(module: LabelledData, split: str) -> str:
     evaluated_letters = ""
     for number, (tokens, _, labels) in enumerate(loader):
         # A rank without samples has a batch of padding, which the task does not count.
-        if loader.has_samples(number):
+        if loader.count_samples(number):
             evaluated_letters += letters(tokens, labels)
     return evaluated_letters
 
@@ -71,14 +71,27 @@ def test_an_evaluation_of_val_continues_where_the_last_one_ended(
 ) -> None:
     module, expected = reading(tmp_path), endless("val")
     for number in range(5):
-        on_rank(module, epoch=every * (number + 1) - 1, every=every)
+        on_rank(module, step=every * (number + 1) * module.steps_per_epoch, every=every)
         assert evaluated(module, "val") == "".join(islice(expected, 6))
         assert evaluated(module, "test") == "stuv"
 
 
+def test_an_evaluation_after_a_part_of_an_epoch_is_the_next_one(tmp_path: Path) -> None:
+    """A training may end within an epoch, by `max_steps`."""
+    module, expected = reading(tmp_path, epoch_steps=4), "".join(islice(endless("val"), 18))
+    for step, start in ((4, 0), (8, 6), (10, 12)):
+        on_rank(module, step=step)
+        assert evaluated(module, "val") == expected[start : start + 6]
+    on_rank(module, step=11, every=3)
+    assert evaluated(module, "val") == expected[:6]
+
+
 def test_processes_share_the_full_batches(tmp_path: Path) -> None:
     module, expected = reading(tmp_path), "".join(islice(endless("val"), 6, 12))
-    shares = [evaluated(on_rank(module, rank, 2, epoch=1), "val") for rank in (0, 1)]
+    shares = [
+        evaluated(on_rank(module, rank, 2, step=2 * module.steps_per_epoch), "val")
+        for rank in (0, 1)
+    ]
     assert shares == [expected[:2] + expected[4:], expected[2:4]]
 
 
@@ -94,7 +107,7 @@ def test_a_split_without_a_full_batch_is_one_line(tmp_path: Path) -> None:
 def test_an_evaluation_can_read_fewer_batches_than_val_has(tmp_path: Path) -> None:
     module, expected = reading(tmp_path, val_batches=2), endless("val")
     for epoch in range(4):
-        on_rank(module, epoch=epoch)
+        on_rank(module, step=(epoch + 1) * module.steps_per_epoch)
         assert evaluated(module, "val") == "".join(islice(expected, 4))
         assert evaluated(module, "test") == "stuv"
     with pytest.raises(ValidationError, match="val_batches: needs `order: endless`"):

@@ -291,7 +291,7 @@ def test_a_batch_of_unreadable_images_is_padding(broken: Path) -> None:
     data.trainer.default_root_dir = broken
     (loader,) = data.val_dataloader()
     assert [len(labels) for _, labels in loader] == [1] * 12
-    assert [number for number in range(12) if not loader.has_samples(number)] == [6]
+    assert [number for number in range(12) if not loader.count_samples(number)] == [6]
 
 
 def test_a_split_without_a_readable_image_is_an_error(broken: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -230,3 +231,31 @@ def test_a_table_of_two_splits_is_a_warning(
     text_table(path, val=tmp_path / "link.csv").texts()
     (record,) = caplog.records
     assert record.getMessage().startswith(f"data.val: {tmp_path / 'link.csv'} is also the file of")
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "words"])
+def test_a_sample_has_all_of_its_text(kind: str, tmp_path: Path) -> None:
+    """Characters have no end of a document, which other tokenizers append."""
+    path = tmp_path / "t.jsonl"
+    rows = [{"text": "good +", "label": 1}, {"text": "good -", "label": 0}]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    sizes = {"characters": 6, "words": 4}
+    tokenizer: dict[str, Any] = {"kind": kind}
+    if kind in sizes:
+        tokenizer["size"] = sizes[kind]
+    data = labels_table(path, tokenizer=tokenizer)
+    encoder = data.tokenizer.encoder(row["text"] for row in rows)
+    for sample, row in zip(data.read_samples()["train"], rows, strict=True):
+        assert encoder.decode([number - 1 for number in sample.documents[0]]) == row["text"]
+
+
+def test_words_beyond_two_bytes_keep_their_ids(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(70_000)]
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"text": " ".join(words), "label": 0}))
+    tokenizer = {"kind": "words", "size": 70_001}  # <eos> is one of them.
+    data = labels_table(path, tokenizer=tokenizer, vocabulary=70_002, classes=1)
+    (sample,) = data.read_samples()["train"]
+    ids = np.unique(sample.documents[0])
+    assert len(ids) == 70_000
+    assert ids.min() > 0

@@ -100,6 +100,15 @@ def test_columns_are_read_side_by_side(folder: Path) -> None:
     assert last_targets.tolist() == text[:, -rest:].tolist()
 
 
+def test_floors_are_counted_over_the_end_of_a_pass_in_columns(folder: Path) -> None:
+    """The last block of a pass is shorter than the others, and is left out."""
+    module = data(folder, order="columns", batch_size=2, context=8)
+    floors = {floor.rule: floor for floor in module.floors("val", 2 * module.per_pass)}
+    (seen,) = (rule for rule in floors if rule.endswith("(seen)"))
+    blocks = 2 * (module.per_pass - 1)
+    assert floors[seen].conditions == f"{blocks * 2 * 9:,} training tokens"
+
+
 def test_ranks_share_the_batch(folder: Path) -> None:
     full_batch = data(folder).batch(2)[0]
     for rank in (0, 1):
@@ -135,7 +144,7 @@ def test_every_token_is_evaluated_once(folder: Path, stride: int | None, world: 
             counted = predicted != IGNORED
             assert (predicted[counted] == inputs[counted] + 1).all()
             # A rank without windows has a batch of padding, which the task does not count.
-            if loader.has_samples(number):
+            if loader.count_samples(number):
                 targets += predicted[counted].tolist()
     assert sorted(targets) == list(range(1, 21))
     assert len(batches) == 1

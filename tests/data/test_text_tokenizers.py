@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from helpers.paths import SHARED
 
+from lit_attn.data.text.streams import encode_texts
 from lit_attn.data.text.tokenizers import (
     ByteEncoder,
     Characters,
@@ -62,8 +63,13 @@ def test_characters_have_ids_by_code_point() -> None:
     assert encoder.encode(["\né"])[0].tolist() == [0, 3]
     assert encoder.prompt("n\r") == [2, 1]
     assert encoder.decode([4, 2, 3, 1]) == "\ufeffné\r"
-    with pytest.raises(ConfigError, match="'x' is not one of the 5 characters of the training"):
+    with pytest.raises(ConfigError, match="'x' is not among the 5 characters of the training"):
         encoder.prompt("nx")
+    with pytest.raises(ConfigError, match="'x', 'y' are not among the 5 characters"):
+        encoder.prompt("yxn")
+    texts = {"train": [("a.txt", "né\n"), ("b.txt", "\r\ufeff")], "val": [("c.txt", "nx")]}
+    with pytest.raises(ConfigError, match=r"^data\.val: 'x' is not among"):
+        encode_texts(tokenizer, texts)
     with pytest.raises(ConfigError, match=r"tokenizer\.size: 5, but .* has 2 different .* set 2$"):
         tokenizer.encoder(["ab"])
 

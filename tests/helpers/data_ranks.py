@@ -5,17 +5,15 @@ from typing import Any, TypeVar
 Module = TypeVar("Module")
 
 
-def on_rank(
-    module: Module, rank: int = 0, world: int = 1, step: int = 0, epoch: int = 0, every: int = 1
-) -> Module:
+def on_rank(module: Module, rank: int = 0, world: int = 1, step: int = 0, every: int = 1) -> Module:
     """Return `module` with a trainer of rank `rank` of `world` after `step` steps.
 
-    The trainer is in epoch `epoch`, and evaluates at the end of every `every` epochs.
+    The trainer evaluates at the end of every `every` epochs.
     """
 
     class Trainer:
         global_rank, world_size, global_step = rank, world, step
-        current_epoch, check_val_every_n_epoch = epoch, every
+        check_val_every_n_epoch = every
         max_steps = -1
         default_root_dir = "missing"
 

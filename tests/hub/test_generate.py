@@ -147,6 +147,7 @@ def test_models_of_characters_generate_characters(
         (["--prompt", "a", "--top-k", "0"], "--top-k: '0' is not a number from 1"),
         (["--prompt", "a", "--temperature", "-1"], "--temperature: -1.0 is not a number from 0"),
         (["--prompt", "a", "--temperature", "nan"], "--temperature: nan is not a number from 0"),
+        (["--prompt", "a", "--seed", str(2**64)], f"--seed: {2**64} is not a number from 0 to"),
     ],
 )
 def test_impossible_options_are_one_line(
@@ -165,6 +166,8 @@ def test_unusable_runs_are_one_line(
     nowhere = error_of(capsys, tmp_path / "nowhere", "--prompt", "a")
     assert nowhere == f"{tmp_path}/nowhere/config.yaml: cannot be read: No such file or directory\n"
     images = folder_of(digits_cell(), tmp_path)
+    message = error_of(capsys, tmp_path, "--prompt", "a")
+    assert message == f"{tmp_path}: is not the folder of a cell; did you mean '{images}'?\n"
     assert "its task is image-classification" in error_of(capsys, images, "--prompt", "a")
     unfinished = folder_of(text_cell(), tmp_path / "unfinished")
     message = error_of(capsys, unfinished, "--prompt", "a")

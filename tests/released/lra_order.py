@@ -124,7 +124,7 @@ def replay(run: str, folder: Path) -> Arrays:
     val: list[int] = []
     for epoch in range(STEPS // EVERY):
         read = {}
-        loaders = on_rank(data, epoch=epoch).val_dataloader()
+        loaders = on_rank(data, step=(epoch + 1) * data.steps_per_epoch).val_dataloader()
         for split, loader in zip(data.splits, loaders, strict=True):
             read[split] = [number for batch in loader for number in numbers(batch)]
         val += read["val"]

@@ -98,6 +98,12 @@ def test_a_study_chooses_its_columns(tmp_path: Path) -> None:
     assert "{variant} & {accuracy (\\%)} \\\\" in (folder / "table.tex").read_text()
 
 
+def test_steps_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
+    """Without early stopping a table leaves them out, unless the study names them."""
+    write_study(tmp_path / "runs", seeds=6, columns=["value", "steps_run"])
+    assert read_headings(report(tmp_path) / "table.md") == ["variant", "accuracy (%)", "steps"]
+
+
 def test_an_unknown_column_is_one_line_with_the_nearest(tmp_path: Path) -> None:
     body = "baseline: a\ncells: {a: {}}\ncolumns: [value, verdct]"
     with pytest.raises(ConfigError, match=r"columns\.1: no column 'verdct'; did you mean 'verdict"):

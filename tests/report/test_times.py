@@ -107,6 +107,14 @@ def test_p_counts_the_divisions_of_the_runs() -> None:
     share = np.mean(np.array(sums) >= abs(scores[:5].sum()) - 1e-9)
     p = TEST.find_p(TEST.make_sample(by_seed(group), by_seed(baseline)))
     assert p == pytest.approx(share)
+    # Groups of other sizes, for example after a run without a result.
+    few = [40.0, 30, 10]
+    many = [50.0, 60, 90, 20, 60, 140, 10, Censored(150), 80]
+    scores = find_scores([*few, *many])
+    sums = [abs(scores[list(c)].sum()) for c in itertools.combinations(range(12), 3)]
+    share = np.mean(np.array(sums) >= abs(scores[:3].sum()) - 1e-9)
+    p = TEST.find_p(TEST.make_sample(by_seed(few), by_seed(many)))
+    assert p == pytest.approx(share)
     # The normal distribution of the statistic is too optimistic for three runs of each.
     separated = TEST.make_sample(by_seed([1.0, 2, 3]), by_seed([4.0, 5, 6]))
     assert scipy_stats.logrank([1, 2, 3], [4, 5, 6]).pvalue < 0.03

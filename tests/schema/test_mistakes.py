@@ -143,6 +143,11 @@ def test_every_uncaught_exception_of_a_command_is_one_line_and_a_file(
         # A library raises the exception, called by lit_attn.
         "this is a mistake of lit_attn (AttributeError: ": (lambda: plugins.locate_copy(1, 2), 70),
         "not enough memory: ": (lambda: bytearray(2**62), 2),
+        "not enough memory: [enforce fail at": (lambda: torch.empty(2**58), 2),
+        f"{folder}/mine.py:1: calls sys.exit; raise an exception instead": (
+            lambda: raise_in_user_code(folder, "SystemExit(0)"),
+            2,
+        ),
         f"{folder}/mine.py:1: KeyError: 'x'; its traceback is in {folder}/lit_attn-mistake-": (
             lambda: raise_in_user_code(folder, "KeyError('x')"),
             1,

@@ -94,6 +94,24 @@ def test_a_variant_keeps_the_initial_values_that_only_its_layers_have(tmp_path: 
         assert torch.equal(tensor, expected), name
 
 
+def test_a_projection_that_is_a_copy_of_w_is_a_copy_of_the_read_one(tmp_path: Path) -> None:
+    """Belief2, Proposition 1: with the identity the layer computes what the pretrained one did."""
+    path = tmp_path / "w.pt"
+    write_weights(path, digits_cell())
+    pretrained = build_network(digits_cell())
+    pretrained.load_state_dict(torch.load(path))
+    residual = {"kind": "split", "activation": "identity", "init": "copy"}
+    cell = starting_cell(path, model={"attention": {"residual": residual}})
+    network = build_network(cell)
+    assert prepare_start(network, cell.experiment.training) == ""
+    for block in network.get_submodule("blocks"):
+        assert torch.equal(block.attn.residual.projected.weight, block.attn.proj.weight)
+    images = torch.randn(2, *cell.experiment.data.signature().shape, dtype=torch.double)
+    networks = [built.eval().double() for built in (network, pretrained)]
+    with torch.no_grad():
+        torch.testing.assert_close(networks[0](images), networks[1](images))
+
+
 def test_a_standard_layer_leaves_out_what_a_mechanism_has_learned(tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     weights = write_weights(path, digits_cell(model={"attention": "belief2"}))
@@ -249,6 +267,22 @@ def test_every_optimiser_has_rates_by_layer(optimizer: dict[str, Any]) -> None:
             assert group["weight_decay"] == decay
             covered += 1
     assert covered == len(list(network.parameters()))
+
+
+def test_the_head_has_the_complete_rate_where_adamw_has_nothing_of_the_blocks() -> None:
+    """Muon leaves to AdamW the parameters outside of the blocks alone, if these have no vectors."""
+    changes = {"norm": "rmsnorm-unweighted", "head": "untied", "positions": "rotary"}
+    cell = text_cell(model=changes, optimizer={"kind": "muon", "layer_decay": 0.5, "lr": 3e-4})
+    network = build_network(cell)
+    optimizer = cell.experiment.optimizer.build(network, fused=False)
+    scales = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            scales[id(parameter)] = group["lr_scale"]
+    by_name = {name: scales[id(parameter)] for name, parameter in network.named_parameters()}
+    ratio = cell.experiment.optimizer.adamw.lr / 3e-4
+    assert by_name["head.weight"] == pytest.approx(ratio)
+    assert by_name["trunk.tokens.weight"] == pytest.approx(ratio * 0.5**3)
 
 
 @pytest.mark.process

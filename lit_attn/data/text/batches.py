@@ -266,12 +266,16 @@ class TextData(TokenDataModule):
         return floors
 
     def _read_rows(self, steps: range) -> NDArray[np.int64]:
-        """Return the sequences of some steps with their last target, (R, n + 1)."""
+        """Return the sequences of some steps with their last target, (R, n + 1).
+
+        Without the shorter ones at the end of a pass in columns, unless there are no others.
+        """
         rows = []
         for step in steps:
             inputs, targets = self.batch(step)
             rows.append(torch.cat([inputs, targets[:, -1:]], dim=1).cpu().numpy())
-        return np.concatenate(rows)
+        longest = max(sequences.shape[1] for sequences in rows)
+        return np.concatenate([part for part in rows if part.shape[1] == longest])
 
     def _targets_of(self, split: str) -> Targets:
         """Return the evaluated windows of a split, each with its last target."""

@@ -26,11 +26,13 @@ from lit_attn.data.sets import digest
 from lit_attn.data.splits import warn_of_shared_files
 from lit_attn.data.text.ids import IGNORED, SPLITS
 from lit_attn.data.text.streams import read_lines
-from lit_attn.data.text.tokenizers import Bytes, Tokenizer
+from lit_attn.data.text.tokenizers import Bytes, Encoder, Tokenizer
 from lit_attn.floors.base import FREQUENT_CLASS
 from lit_attn.schema.base import consistency_check, outside_identity
 from lit_attn.schema.errors import ConfigError
 from lit_attn.signatures import LabelledTokens
+
+Ids = NDArray[np.unsignedinteger]
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -38,8 +40,20 @@ Batch = tuple[Tensor, Tensor, Tensor]
 class Sample(NamedTuple):
     """Label of one document or of a pair of documents, whose ids are 1 or more."""
 
-    documents: tuple[NDArray[np.uint16], ...]
+    documents: tuple[Ids, ...]
     label: int
+
+
+def sample_ids(document: NDArray[np.unsignedinteger], encoder: Encoder) -> Ids:
+    """Return the ids of an encoded document as those of a sample, from 1 on, without its end.
+
+    Id 0 is padding.
+    """
+    text = document[:-1] if encoder.ends_documents else document
+    # Narrow ids save memory.
+    if encoder.vocabulary <= np.iinfo(np.uint16).max:
+        return text.astype(np.uint16) + np.uint16(1)
+    return text.astype(np.uint32) + np.uint32(1)
 
 
 class PaddedText(TokenData):
@@ -185,9 +199,10 @@ class LabelledData(TokenDataModule):
         def collate(places: range, rows: int) -> Batch:
             start = 0
             if trainer is not None:
+                # The evaluation after the last step belongs to the epoch of this step.
+                epoch = max(0, trainer.global_step - 1) // self.steps_per_epoch
                 epochs_between = trainer.check_val_every_n_epoch or 1
-                earlier_evaluations = trainer.current_epoch // epochs_between
-                start = earlier_evaluations * count
+                start = epoch // epochs_between * count
             chosen = self.read_on(split, start + places.start, len(places))
             return self.collate([samples[place] for place in chosen], rows)
 

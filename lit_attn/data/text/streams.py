@@ -97,10 +97,19 @@ class Stream:
 def encode_texts(
     tokenizer: Tokenizer, texts: dict[str, list[tuple[str, str]]]
 ) -> dict[str, Stream]:
-    """Return the token streams of `texts`, the (name, text) of every document of every split."""
+    """Return the token streams of `texts`, the (name, text) of every document of every split.
+
+    Raises ConfigError, which names the split, for a text that the tokenizer cannot encode.
+    """
     training = texts["train"] if tokenizer.is_learned else []
     encode: Encoder = tokenizer.encoder(text for _, text in training)
-    return {split: _stream(documents, encode) for split, documents in texts.items()}
+    streams = {}
+    for split, documents in texts.items():
+        try:
+            streams[split] = _stream(documents, encode)
+        except ConfigError as error:
+            raise ConfigError(f"data.{split}: {error}") from error
+    return streams
 
 
 def read_text(path: Path, newline: str | None = None) -> str:

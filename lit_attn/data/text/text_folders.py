@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from lit_attn import files
@@ -11,7 +10,7 @@ from lit_attn.data.base import require_split_folders
 from lit_attn.data.class_folders import TEXTS, ClassTree, read_class_folders
 from lit_attn.data.folders import natural_order
 from lit_attn.data.log import LOG
-from lit_attn.data.text.labelled import Labelled, Sample, TokenizedLabels
+from lit_attn.data.text.labelled import Labelled, Sample, TokenizedLabels, sample_ids
 from lit_attn.data.text.tokenizers import Encoder
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import plural
@@ -77,7 +76,5 @@ def _make_samples(
     encoded = encoder.encode([text for _, text in named_texts])
     samples = []
     for (name, _), document in zip(named_texts, encoded, strict=True):
-        # The last id of a document is its end, and id 0 of a sample is padding.
-        ids = np.asarray(document[:-1], np.uint16) + np.uint16(1)
-        samples.append(Sample((ids,), labels[name]))
+        samples.append(Sample((sample_ids(document, encoder),), labels[name]))
     return samples

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
+MOST_SHOWN = 8  # Unknown characters that a message shows.
 
 
 class Encoder(Protocol):
@@ -33,6 +34,8 @@ class Encoder(Protocol):
 
     vocabulary: int
     end: int | None
+    ends_documents: bool = True
+    """True if the last id of an encoded document is its end, and no part of its text."""
     vocabulary_file: tuple[str, str] | None = None
     """Name and content of the file beside shards that keeps a learned vocabulary."""
 
@@ -186,6 +189,7 @@ class CharacterEncoder(Encoder):
     """
 
     end: int | None = None
+    ends_documents = False
 
     def __init__(self, characters: str) -> None:
         self.characters = characters
@@ -210,13 +214,17 @@ class CharacterEncoder(Encoder):
         return [np.asarray(self.prompt(text), np.uint32) for text in documents]
 
     def prompt(self, text: str) -> list[int]:
-        try:
-            return [self.ids[character] for character in text]
-        except KeyError as error:
+        unknown = sorted(set(text) - self.ids.keys())
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:MOST_SHOWN]))
+            others = len(unknown) - MOST_SHOWN
+            more = f" and {others} more" if others > 0 else ""
+            verb = "is" if len(unknown) == 1 else "are"
             raise ConfigError(
-                f"{error.args[0]!r} is not one of the {self.vocabulary} characters of the training"
+                f"{shown}{more} {verb} not among the {self.vocabulary} characters of the training"
                 " text"
-            ) from None
+            )
+        return [self.ids[character] for character in text]
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.characters[number] for number in ids)

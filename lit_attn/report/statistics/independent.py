@@ -1,13 +1,14 @@
 """Tests and intervals for independent runs: groups of any size that share no seeds.
 
-The statistic is Welch's t. Its permutation test is exact if variant and baseline have the same
-distribution, and holds for large groups with equal means and unequal spreads (Janssen,
-"Studentized permutation tests for non-i.i.d. hypotheses", 1997).
+The statistic is Welch's t (`studentise`), whose permutation test is exact if variant and baseline
+have the same distribution, and holds for large groups with equal means and unequal spreads
+(Janssen, "Studentized permutation tests for non-i.i.d. hypotheses", 1997). That of scores, such as
+those of the log-rank test, is the difference of their means (`standardise`).
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -44,7 +45,45 @@ class Permutations(NamedTuple):
     is_exact: bool
 
 
-def correct_samples(samples: Sequence[Sample], draws: int = DRAWS) -> list[float]:
+class _Moments(NamedTuple):
+    """Size, sums and sums of squares of a group in many permutations."""
+
+    size: int
+    sums: Floats
+    squares: Floats
+
+
+Statistic = Callable[[_Moments, _Moments], Floats]
+"""Statistic of two groups of scaled values in many permutations."""
+
+
+def studentise(first: _Moments, second: _Moments) -> Floats:
+    """Return |Welch's t| of two groups."""
+    error = np.zeros_like(first.sums)
+    for group in (first, second):
+        variance = (group.squares - group.sums**2 / group.size) / (group.size - 1)
+        error += np.maximum(variance, 0.0) / group.size
+    return _find_ratio(first, second, error)
+
+
+def standardise(first: _Moments, second: _Moments) -> Floats:
+    """Return |difference of the means| over its standard deviation in all permutations."""
+    size = first.size + second.size
+    sums = first.sums + second.sums
+    variance = (first.squares + second.squares - sums**2 / size) / (size - 1)
+    return _find_ratio(first, second, variance * (1 / first.size + 1 / second.size))
+
+
+def _find_ratio(first: _Moments, second: _Moments, error: Floats) -> Floats:
+    """Return |difference of the means| over the root of `error`."""
+    difference = first.sums / first.size - second.sums / second.size
+    # Groups without any spread have a large statistic, not an infinite one.
+    return np.abs(difference) / np.sqrt(np.maximum(error, 1e-12))
+
+
+def correct_samples(
+    samples: Sequence[Sample], draws: int = DRAWS, statistic: Statistic = studentise
+) -> list[float]:
     """Return the p of each group against the baseline, corrected for all groups.
 
     A sample is a group and the baseline, whose values can depend on the group, such as its ranks.
@@ -53,30 +92,34 @@ def correct_samples(samples: Sequence[Sample], draws: int = DRAWS) -> list[float
     SMALLEST_GROUP values. The order of the values within a group does not matter.
     """
     samples = [(np.sort(group), np.sort(baseline)) for group, baseline in samples]
-    uncorrected = [group_p(baseline, group, draws) for group, baseline in samples]
+    uncorrected = [group_p(baseline, group, draws, statistic) for group, baseline in samples]
     if len(samples) < 2:
         return uncorrected
-    joint = _step_down(samples, draws)
+    joint = _step_down(samples, draws, statistic)
     return [max(first, second) for first, second in zip(uncorrected, joint, strict=True)]
 
 
-def group_p(baseline: Floats, group: Floats, draws: int = DRAWS) -> float:
-    """Return the two-sided p of the studentised permutation test of two groups."""
-    return _find_group_p(tuple(baseline.tolist()), tuple(group.tolist()), draws)
+def group_p(
+    baseline: Floats, group: Floats, draws: int = DRAWS, statistic: Statistic = studentise
+) -> float:
+    """Return the two-sided p of the permutation test of two groups."""
+    return _find_group_p(tuple(baseline.tolist()), tuple(group.tolist()), draws, statistic)
 
 
 @lru_cache(maxsize=1000)
-def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: int) -> float:
+def _find_group_p(
+    first: tuple[float, ...], second: tuple[float, ...], draws: int, statistic: Statistic
+) -> float:
     """Return the p of `group_p`, which a comparison needs alone and before its correction."""
     baseline = np.array(first)
     group = np.array(second)
     values = _scale(np.concatenate([group, baseline]))
     size = len(group)
-    observed = _observe(baseline, group)
+    observed = _observe(baseline, group, statistic)
     threshold = observed * (1 - SAME)
     permutations = count_permutations(len(baseline), size)
     if not permutations.is_exact:
-        statistics = _draw_statistics([(group, baseline)], draws)
+        statistics = _draw_statistics([(group, baseline)], draws, statistic)
         return float((1 + (statistics >= threshold).sum()) / (1 + draws))
     chosen = np.array(list(itertools.combinations(range(len(values)), size)))
     sums = values[chosen].sum(axis=1)
@@ -84,7 +127,7 @@ def _find_group_p(first: tuple[float, ...], second: tuple[float, ...], draws: in
     rest = len(values) - size
     of_chosen = _Moments(size, sums, squares)
     of_rest = _Moments(rest, values.sum() - sums, (values**2).sum() - squares)
-    return float((_studentise(of_chosen, of_rest) >= threshold).mean())
+    return float((statistic(of_chosen, of_rest) >= threshold).mean())
 
 
 def count_permutations(first: int, second: int) -> Permutations:
@@ -133,14 +176,6 @@ def find_skewness(values: Floats) -> float:
     return float((centred**3).mean()) / spread**3 if spread > 0 else 0.0
 
 
-class _Moments(NamedTuple):
-    """Size, sums and sums of squares of a group in many permutations."""
-
-    size: int
-    sums: Floats
-    squares: Floats
-
-
 def _scale(values: Floats) -> Floats:
     """Return values around 0 with a range of 1, so that sums of squares lose no digits."""
     centred = values - np.median(values)
@@ -148,28 +183,17 @@ def _scale(values: Floats) -> Floats:
     return centred / width if width > 0 else centred
 
 
-def _observe(baseline: Floats, group: Floats) -> float:
-    """Return |Welch's t| of two groups, from scaled values as in their permutations."""
+def _observe(baseline: Floats, group: Floats, statistic: Statistic) -> float:
+    """Return the statistic of two groups, from scaled values as in their permutations."""
     scaled = _scale(np.concatenate([group, baseline]))
     moments = []
     for values in (scaled[: len(group)], scaled[len(group) :]):
         sums = np.array([values.sum()])
         moments.append(_Moments(len(values), sums, np.array([(values**2).sum()])))
-    return float(_studentise(*moments)[0])
+    return float(statistic(*moments)[0])
 
 
-def _studentise(first: _Moments, second: _Moments) -> Floats:
-    """Return |Welch's t| of two groups of scaled values in many permutations."""
-    difference = first.sums / first.size - second.sums / second.size
-    error = np.zeros_like(difference)
-    for group in (first, second):
-        variance = (group.squares - group.sums**2 / group.size) / (group.size - 1)
-        error += np.maximum(variance, 0.0) / group.size
-    # Groups without any spread have a large statistic, not an infinite one.
-    return np.abs(difference) / np.sqrt(np.maximum(error, 1e-12))
-
-
-def _step_down(samples: Sequence[Sample], draws: int) -> list[float]:
+def _step_down(samples: Sequence[Sample], draws: int, statistic: Statistic) -> list[float]:
     """Return the p of the step-down max-T test over all groups.
 
     The permutations of a group exchange only its values and the baseline's, so another group with a
@@ -177,9 +201,9 @@ def _step_down(samples: Sequence[Sample], draws: int) -> list[float]:
     with the probability with which both statistics then have the correlation that the common
     baseline causes.
     """
-    observed = np.array([_observe(baseline, group) for group, baseline in samples])
+    observed = np.array([_observe(baseline, group, statistic) for group, baseline in samples])
     largest_first = np.argsort(-observed, kind="stable")
-    statistics = _draw_statistics(samples, draws)
+    statistics = _draw_statistics(samples, draws, statistic)
     # Maxima over a group and all groups with smaller statistics.
     ordered = statistics[:, largest_first[::-1]]
     maxima = np.maximum.accumulate(ordered, axis=1)[:, ::-1]
@@ -192,8 +216,8 @@ def _step_down(samples: Sequence[Sample], draws: int) -> list[float]:
     return result
 
 
-def _draw_statistics(samples: Sequence[Sample], draws: int) -> Floats:
-    """Return |t| of every group, (draws, groups), in `draws` seeded permutations."""
+def _draw_statistics(samples: Sequence[Sample], draws: int, statistic: Statistic) -> Floats:
+    """Return the statistic of every group, (draws, groups), in `draws` seeded permutations."""
     generator = np.random.default_rng(0)
     runs = len(samples[0][1])  # Runs of the baseline.
     longest = runs + max(len(group) for group, _ in samples)
@@ -202,17 +226,21 @@ def _draw_statistics(samples: Sequence[Sample], draws: int) -> Floats:
     for start in range(0, draws, block):
         count = min(block, draws - start)
         shared = generator.random((count, runs))
-        columns = [_permute(baseline, group, shared, generator) for group, baseline in samples]
+        columns = []
+        for group, baseline in samples:
+            moments = _permute(baseline, group, shared, generator)
+            columns.append(statistic(*moments))
         parts.append(np.stack(columns, axis=1))
     return np.concatenate(parts)
 
 
 def _permute(
     baseline: Floats, group: Floats, shared: Floats, generator: np.random.Generator
-) -> Floats:
-    """Return |t| of a group in one permutation for each row of `shared`, the baseline's keys.
+) -> tuple[_Moments, _Moments]:
+    """Return the moments of a group and of the other runs in one permutation for each row.
 
-    Every run has a random key, and the runs with the smallest keys are the group.
+    The rows are those of `shared`, the baseline's keys. Every run has a random key, and the runs
+    with the smallest keys are the group.
     """
     size = len(group)
     values = _scale(np.concatenate([group, baseline]))
@@ -225,4 +253,4 @@ def _permute(
     squares = is_chosen @ values**2
     first = _Moments(size, sums, squares)
     second = _Moments(len(baseline), values.sum() - sums, (values**2).sum() - squares)
-    return _studentise(first, second)
+    return first, second

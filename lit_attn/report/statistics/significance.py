@@ -232,6 +232,7 @@ class IndependentRuns(SignificanceTest):
     fewest_values = independent.SMALLEST_GROUP
     least_spread = 1e-9
     least_skewness = 0.0
+    statistic = staticmethod(independent.studentise)
     words: ClassVar[Mapping[str, str]] = {
         "unit": "run",
         "cell": "run",
@@ -255,9 +256,9 @@ class IndependentRuns(SignificanceTest):
         return [np.array(list(group.values()), dtype=float) for group in (values, baseline)]
 
     def find_p(self, sample: Sample, draws: int = DRAWS) -> float:
-        """Return the p of the studentised permutations of one variant and the baseline."""
+        """Return the p of the permutations of one variant and the baseline."""
         group, baseline = sample
-        return independent.group_p(baseline, group, draws)
+        return independent.group_p(baseline, group, draws, self.statistic)
 
     def correct(self, outcomes: Outcomes) -> dict[str, float]:
         """Return the corrected p of every variant if the groups are large enough."""
@@ -274,7 +275,7 @@ class IndependentRuns(SignificanceTest):
             if self.is_comparable(sample):
                 group, baseline = sample
                 compared[name] = (group, baseline)
-        p_values = independent.correct_samples(list(compared.values()), draws)
+        p_values = independent.correct_samples(list(compared.values()), draws, self.statistic)
         return dict(zip(compared, p_values, strict=True))
 
     def list_rows(self, groups: Mapping[Levels, Values]) -> dict[Levels, list[float]]:
@@ -382,6 +383,7 @@ class LogRank(IndependentRuns):
     has_seeds = True
     has_means = False
     least_skewness = math.inf
+    statistic = staticmethod(independent.standardise)
     words: ClassVar[Mapping[str, str]] = {
         **PairedSeeds.words,
         "test": "log-rank test",

@@ -279,6 +279,12 @@ def format_number(value: Any, form: str, unit: float = 1) -> str:
     return text.replace("-", MINUS)
 
 
+def _seconds(seconds: float | None) -> str:
+    """Return whole seconds, or two digits of less than ten."""
+    is_short = seconds is not None and seconds < 10
+    return format_number(seconds, ".2g" if is_short else ",.0f")
+
+
 PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "variant": lambda r, _: str(r["variant"]),
     "value": _value,
@@ -288,7 +294,7 @@ PRINTERS: dict[str, Callable[[Record, Scale], str]] = {
     "test_error": _test_error,
     "both": lambda r, s: _format_interval(r["both_low"], r["both_high"], f".{s.digits}f"),
     "target_steps": lambda r, _: format_number(r["target_steps"], ",d"),
-    "target_seconds": lambda r, _: format_number(r["target_seconds"], ",.0f"),
+    "target_seconds": lambda r, _: _seconds(r["target_seconds"]),
     "steps_run": lambda r, _: format_number(r["steps_run"], ",.0f"),
     "stopped": lambda r, _: format_number(r["stopped"], "d"),
     "p": lambda r, _: format_p(r["p_adjusted"]),

@@ -433,7 +433,9 @@ def _describe_cost(study: JudgedStudy) -> str:
     cells = plural(action.cells, TESTS[study.pairs].words["cell"])
     if action.seconds is None:
         return f" ({cells})"
-    return f" ({cells}, about {action.seconds / 3600:.2g} hours one after another)"
+    hours = action.seconds / 3600
+    time = f"{hours:.2g} hours" if hours >= 0.1 else f"{action.seconds:,.0f} seconds"
+    return f" ({cells}, about {time} one after another)"
 
 
 def _choose_form(variants: Sequence[JudgedVariant], baseline: Values) -> str:

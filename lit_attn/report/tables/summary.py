@@ -59,9 +59,10 @@ def make_variant_frame(study: StudyRecord, comparisons: Comparisons) -> pd.DataF
     if study.plan.best_test_epoch:
         sources.append(_measure_best_epochs(study))
     has_stopped = bool(study.measurements("stopped_early"))
+    has_steps = has_stopped or "steps_run" in (study.plan.columns or ())
     records = []
     for variant in study.plan.variants:
-        record = _variant_record(study, variant, has_stopped)
+        record = _variant_record(study, variant, has_steps, has_stopped)
         for source in sources:
             record |= source.get(variant.name, {})
         records.append(record)
@@ -131,8 +132,14 @@ def _measure_best_epochs(study: StudyRecord) -> dict[str, Record]:
     return records
 
 
-def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bool) -> Record:
-    """Return the numbers of a variant that need no comparison, by CSV field."""
+def _variant_record(
+    study: StudyRecord, variant: PlannedVariant, has_steps: bool, has_stopped: bool
+) -> Record:
+    """Return the numbers of a variant that need no comparison, by CSV field.
+
+    Those of its steps are among them if the study `has_steps`, and how many seeds stopped early if
+    it `has_stopped` ones.
+    """
     name = variant.name
     cells = study.variant_cells(name)
     statuses = Counter(cell.status for cell in cells if cell.status != "done")
@@ -158,9 +165,10 @@ def _variant_record(study: StudyRecord, variant: PlannedVariant, has_stopped: bo
         record["published"] = published
         record["published_sd"] = published_sd
         record["published_difference"] = None if mean is None else mean - published
-    if has_stopped:
+    if has_steps:
         steps = study.measurements("steps", name)
         record["steps_run"] = statistics.fmean(steps) if steps else None
+    if has_stopped:
         record["stopped"] = len(study.measurements("stopped_early", name))
     for field in SIZES:
         sizes = study.measurements(field, name)
