@@ -242,7 +242,7 @@ def test_a_process_whose_lock_was_taken_ends_also_if_the_inode_is_used_again(
     with other_process(tmp_path) as process:
         path = tmp_path / "lock"
         holder = LockHolder.model_validate_json(path.read_text())
-        # As ext4 does: the new file has the inode of the removed one.
+        # On ext4 the new file has the inode of the removed one.
         path.write_text(holder.model_copy(update={"host": "elsewhere"}).model_dump_json())
         assert process.wait(TIMEOUT) == lock.BUSY
         assert "elsewhere" in path.read_text()

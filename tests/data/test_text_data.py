@@ -104,9 +104,9 @@ def test_floors_are_counted_over_the_end_of_a_pass_in_columns(folder: Path) -> N
     """The last block of a pass is shorter than the others, and is left out."""
     module = data(folder, order="columns", batch_size=2, context=8)
     floors = {floor.rule: floor for floor in module.floors("val", 2 * module.per_pass)}
-    (seen,) = (rule for rule in floors if rule.endswith("(seen)"))
+    (rule,) = (name for name in floors if name.endswith("(seen)"))
     blocks = 2 * (module.per_pass - 1)
-    assert floors[seen].conditions == f"{blocks * 2 * 9:,} training tokens"
+    assert floors[rule].conditions == f"{blocks * 2 * 9:,} training tokens"
 
 
 def test_ranks_share_the_batch(folder: Path) -> None:
