@@ -101,7 +101,7 @@ def test_without_a_chosen_cell_nothing_is_run_or_tuned(
     studies.write(tmp_path, make_body("ok", "ok-2") + tune)
     monkeypatch.chdir(tmp_path)
     assert main(["rerun", "stale", "ablations.yaml", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "0 cells\n"
+    assert capsys.readouterr() == ("0 cells\n", "rerun: no cell is stale\n")
     code, output = run_cli(tmp_path, command=("rerun", "stale"))
     assert "tuning" not in output
     assert count_runs(tmp_path) == {}

@@ -19,6 +19,7 @@ from lit_attn.report.tables.formats import (
 )
 from lit_attn.report.tables.terminal import FILE_SCREEN, Column, draw_table
 from lit_attn.schema.errors import ConfigError
+from lit_attn.tasks.metrics import DEFAULT_METRIC
 
 pytestmark = pytest.mark.usefixtures("no_rendering")
 
@@ -121,6 +122,16 @@ def test_the_terminal_has_the_answer_and_aligned_columns(tmp_path: Path) -> None
     assert len(rows) == len(EFFECTS)
     assert {len(row) for row in (heading, *rows)} == {len(rule)}
     assert "|" not in text
+
+
+def test_a_long_label_hides_no_values(tmp_path: Path) -> None:
+    label = "validation loss (nats per token) of averaged weights"
+    metric = DEFAULT_METRIC.model_copy(update={"label": label})
+    write_study(tmp_path / "runs", seeds=6, metric=metric)
+    text = (report(tmp_path) / "table.txt").read_text()
+    assert f"fake: A study that never ran; {label}," in " ".join(text.split())
+    heading, *_ = text.splitlines()[-5:]
+    assert heading.split()[:3] == ["variant", "verdict", "test/accuracy"]
 
 
 def test_a_table_fits_a_terminal_of_80_columns_and_24_lines(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Command `rerun`: train chosen cells again."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lit_attn.ablate.commands.arguments import split_words
 from lit_attn.ablate.commands.run import Run
+from lit_attn.ablate.display import write_line
 from lit_attn.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,4 +48,8 @@ class Rerun(Run):
         # Imported here, because --help imports no PyTorch.
         from lit_attn.ablate.rerun import select_cells
 
-        return select_cells(matrices, options.choice)
+        cells = select_cells(matrices, options.choice)
+        if not cells:
+            # JSON is the only text on stdout.
+            write_line(f"rerun: no cell is {options.choice}", sys.stderr)
+        return cells

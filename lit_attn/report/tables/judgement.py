@@ -29,6 +29,7 @@ from lit_attn.report.verdicts.floors import BELOW_FLOOR, BestFloor
 from lit_attn.schema.errors import plural
 
 MOST_UNDECIDED = 6  # Largest number of undecided variants that a sentence names.
+LONGEST_HEADING = 20  # Characters of a metric's label that heads a column.
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "equivalent", "undecided")
 
 
@@ -161,10 +162,13 @@ def _make_variant_columns(
     test = TESTS[study.pairs]
     unit = f"{test.words['unit']}s"
     last = "stage" if study.stream is not None else f"{unit} missing"
+    # The first line has the label, and beside a short heading the values stay.
+    metric = study.metric
+    value_heading = metric.label if len(metric.label) <= LONGEST_HEADING else metric.name
     headings = [
         ("variant", 0),
         ("verdict", 0),
-        (study.metric.label, 1),
+        (value_heading, 1),
         ("difference [95 %]" if test.has_means else "difference", 0),
         ("p", 0),
         (unit, 2),
