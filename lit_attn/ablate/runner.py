@@ -379,14 +379,13 @@ class Runner:
                 return
         self.summary.stopped_by = signal.Signals(number)
         self.urgency += 1 if number == signal.SIGINT else STOP
-        count = len(self.running)
+        cells = plural(len(self.running), "running cell")
         if self.urgency == 1:
             self.display.add_event(
-                f"finishing {count} running cells, starting no more;"
-                " press Ctrl-C again to stop them"
+                f"finishing {cells}, starting no more; press Ctrl-C again to stop at once"
             )
         else:
-            self.display.add_event(f"stopping {count} running cells; the same command resumes them")
+            self.display.add_event(f"stopping {cells}; the same command continues")
 
     def _snapshot(self) -> Snapshot:
         """Return the state of the run."""

@@ -146,7 +146,7 @@ def test_an_interrupt_lets_running_cells_finish(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
         # The runner may not know yet that its cell has started.
-        wait_until(lambda: " running cells, starting no more" in process.stdout.readline())
+        wait_until(lambda: ", starting no more;" in process.stdout.readline())
         (tmp_path / "runs" / "tiny" / "go").touch()
         assert process.wait(TIMEOUT) == 130
     assert count_runs(tmp_path) == {"gated/0": 1}
