@@ -97,6 +97,13 @@ class Matrix:
         names = {entry.variant for entry in entries if entry.chosen is None}
         return [variant for variant in self.written if variant.name in names]
 
+    def list_without_choice(self) -> list[str]:
+        """Return the names of the variants whose search has ended and chosen no values."""
+        if self.tuning is None:
+            return []
+        ended = [entry for entry in self.tuning.variants if len(entry.trials) == self.tuning.trials]
+        return [entry.variant for entry in ended if entry.chosen is None]
+
     @property
     def unplanned(self) -> list[Variant]:
         """Variants whose cells are not planned, because a search or the screening is open.

@@ -347,12 +347,17 @@ def _describe_failure(cell: StudyCell) -> Iterator[str]:
 
 
 def _choose_log_lines(log: str) -> list[str]:
-    """Return the last lines of a log, or those about a crash of the process from their first on."""
+    """Return the last lines of a log, or the first ones about the crash of its process."""
     lines = [line for line in log.splitlines() if line.strip()]
-    crashes = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
-    start = crashes[-1] if crashes else max(0, len(lines) - LOG_LINES)
-    chosen = lines[start : start + LOG_LINES]
-    return [line if len(line) <= LOG_WIDTH else f"{line[:LOG_WIDTH]}..." for line in chosen]
+    start = max(0, len(lines) - LOG_LINES)
+    for number, line in enumerate(lines):
+        if line.startswith(CRASH):
+            start = number
+    chosen = []
+    for line in lines[start : start + LOG_LINES]:
+        end = "..." if len(line) > LOG_WIDTH else ""
+        chosen.append(line[:LOG_WIDTH] + end)
+    return chosen
 
 
 def print_log(name: str) -> None:

@@ -414,8 +414,8 @@ def _call(
     """Return `one_call` of the queries of a chunk for the keys that they can see."""
     queries, features = q.shape[-2:]
     m, n = k.shape[2:4]
-    has_one_query = sink is None and queries == 1 and mask is None and not dropout
-    if has_one_query and q.dtype.itemsize >= 4:
+    is_softmax_alone = sink is None and mask is None and not dropout
+    if is_softmax_alone and queries == 1 and q.dtype.itemsize >= 4:
         differ_in_size = m > 1 or features != v.shape[-1]
         if differ_in_size:
             # Values need neither copies for M keys nor zeros up to the width of the keys.

@@ -45,8 +45,6 @@ def add_presets(before: Mapping[str, Iterable[str]]) -> None:
                 continue
             try:
                 spec = AttentionSpec.model_validate({family: kind})
-                if spec not in PRESETS.values():
-                    PRESETS[f"{family}={kind}"] = spec
             except ValueError as error:
                 if (family, kind) in used:
                     continue
@@ -54,6 +52,8 @@ def add_presets(before: Mapping[str, Iterable[str]]) -> None:
                     f"--parts: {family} '{kind}' is no layer with its defaults; add a preset with "
                     f"your choices to the file, as PRESETS['{kind}'] = AttentionSpec(...)"
                 ) from error
+            if spec not in PRESETS.values():
+                PRESETS[f"{family}={kind}"] = spec
 
 
 def _list_families() -> list[type[Kind]]:

@@ -22,7 +22,7 @@ from lit_attn.data.sets import Split, require_classes
 from lit_attn.data.tables import Table, load_rows
 from lit_attn.data.text.batches import NamedTokens
 from lit_attn.data.text.labelled import Labelled, Sample, TaggedData, TokenizedLabels, sample_ids
-from lit_attn.data.text.tokenizers import Encoder
+from lit_attn.data.text.tokenizers import Encoder, encoding
 from lit_attn.extras import require
 from lit_attn.schema.errors import ConfigError, suggest
 from lit_attn.signatures import TaggedTokens
@@ -282,7 +282,8 @@ def read_samples(data: LabelledTable) -> dict[str, list[Sample]]:
             continue
         labels = read_classes(data, tables, split)
         require_classes(split, labels, data.classes)
-        samples[split] = _make_samples(data, rows[split].texts, labels, encoder)
+        with encoding(split):
+            samples[split] = _make_samples(data, rows[split].texts, labels, encoder)
     return samples
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TOKENS = 200
 """Number of tokens to generate by default."""
-LARGEST_SEED = 2**64 - 1
-"""Largest seed of a generator of PyTorch."""
 
 
 @command
@@ -194,6 +192,9 @@ def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that cannot be used with any model."""
     if not 0 <= options.temperature < float("inf"):
         raise ConfigError(f"--temperature: {options.temperature} is not a number from 0 on")
+    # Imported here, because --help imports no PyTorch.
+    from lit_attn.config.cell import LARGEST_SEED
+
     if not 0 <= options.seed <= LARGEST_SEED:
         raise ConfigError(f"--seed: {options.seed} is not a number from 0 to {LARGEST_SEED}")
     try:

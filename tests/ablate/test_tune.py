@@ -1,5 +1,6 @@
 """Equal tuning: `tune:` of a study."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def test_the_grid_chooses_the_best_mean_and_reports_the_edge(tmp_path: Path) -> 
     assert (inside.chosen, inside.at_edge) == ({"optimizer.lr": 2e-3}, [])
     edge, _ = evaluate_all(search, (3,))
     assert (edge.chosen, edge.at_edge) == ({"optimizer.lr": 8e-3}, ["optimizer.lr"])
+
+
+def test_a_variant_whose_search_has_chosen_nothing_is_named(tmp_path: Path) -> None:
+    matrix = make_matrix(tmp_path)
+    assert matrix.list_without_choice() == []
+    search = make_search(tmp_path)
+
+    def evaluate(name: str, point: Point) -> TuningTrial | None:
+        # Every trial of "a" has diverged, and those of "b" have not ended.
+        if name == "b":
+            return None
+        return TuningTrial(values=search.values(point), mean=None, by_seed={})
+
+    tuning, _ = search.run(["a", "b"], evaluate)
+    assert replace(matrix, tuning=tuning).list_without_choice() == ["a"]
 
 
 def test_every_combination_of_several_keys_is_a_trial_of_each_variant(tmp_path: Path) -> None:

@@ -259,3 +259,13 @@ def test_words_beyond_two_bytes_keep_their_ids(tmp_path: Path) -> None:
     ids = np.unique(sample.documents[0])
     assert len(ids) == 70_000
     assert ids.min() > 0
+
+
+def test_a_text_that_cannot_be_encoded_is_named_with_its_split(tmp_path: Path) -> None:
+    for split, text in (("train", "ab"), ("test", "abc")):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text, "label": 0}))
+    tokenizer = {"kind": "characters", "size": 2}
+    paths = {"train": tmp_path / "train.jsonl", "test": tmp_path / "test.jsonl"}
+    data = labels_table(paths["train"], test=paths["test"], tokenizer=tokenizer, classes=1)
+    with pytest.raises(ConfigError, match=r"^data\.test: 'c' is not among the 2 characters"):
+        data.read_samples()

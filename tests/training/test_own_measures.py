@@ -73,7 +73,7 @@ def test_rows_that_fill_the_last_batch_count_as_no_samples(
 ) -> None:
     """The task of the package and an own one with the same loss measure the same number."""
     module = types.ModuleType("mine")
-    module.Texts = Texts  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "Texts", Texts, raising=False)
     monkeypatch.setitem(sys.modules, "mine", module)
     losses = []
     for name in ("sequence-classification", "own"):

@@ -219,10 +219,14 @@ def _require_cells(
 
 
 def _report_open_searches(matrices: list[Matrix], *, is_cut: bool) -> bool:
-    """Write a line about searches that --limit has cut (`is_cut`), which the next run continues.
+    """Write a line about searches that have chosen nothing, or that --limit has cut (`is_cut`).
 
-    Return True if a search has not ended for another reason.
+    Return True if a search has not ended for another reason. The next run continues a cut one.
     """
+    for matrix in matrices:
+        for name in matrix.list_without_choice():
+            reason = f"no trial of '{name}' has a mean, so this variant is not trained"
+            write_line(f"{matrix.name}: tuning: {reason}")
     searched = [matrix for matrix in matrices if matrix.screening is None]
     untuned = [variant for matrix in searched for variant in matrix.untuned]
     if untuned and is_cut:

@@ -49,11 +49,12 @@ def sample_ids(document: NDArray[np.unsignedinteger], encoder: Encoder) -> Ids:
 
     Id 0 is padding.
     """
-    text = document[:-1] if encoder.ends_documents else document
+    if encoder.ends_documents:
+        document = document[:-1]
     # Narrow ids save memory.
     if encoder.vocabulary <= np.iinfo(np.uint16).max:
-        return text.astype(np.uint16) + np.uint16(1)
-    return text.astype(np.uint32) + np.uint32(1)
+        return document.astype(np.uint16) + np.uint16(1)
+    return document.astype(np.uint32) + np.uint32(1)
 
 
 class PaddedText(TokenData):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lit_attn import files
 from lit_attn.data.sets import digest
-from lit_attn.data.text.tokenizers import Encoder, Tokenizer
+from lit_attn.data.text.tokenizers import Encoder, Tokenizer, encoding
 from lit_attn.schema.errors import ConfigError
 
 Ids = NDArray[np.integer]
@@ -105,10 +105,8 @@ def encode_texts(
     encode: Encoder = tokenizer.encoder(text for _, text in training)
     streams = {}
     for split, documents in texts.items():
-        try:
+        with encoding(split):
             streams[split] = _stream(documents, encode)
-        except ConfigError as error:
-            raise ConfigError(f"data.{split}: {error}") from error
     return streams
 
 

@@ -11,7 +11,7 @@ from lit_attn.data.class_folders import TEXTS, ClassTree, read_class_folders
 from lit_attn.data.folders import natural_order
 from lit_attn.data.log import LOG
 from lit_attn.data.text.labelled import Labelled, Sample, TokenizedLabels, sample_ids
-from lit_attn.data.text.tokenizers import Encoder
+from lit_attn.data.text.tokenizers import Encoder, encoding
 from lit_attn.schema.base import outside_identity
 from lit_attn.schema.errors import plural
 
@@ -45,7 +45,8 @@ def read_text_folder(data: TextFolder) -> dict[str, list[Sample]]:
     encoder = data.tokenizer.encoder(text for _, text in texts["train"])
     samples = {}
     for split, named_texts in texts.items():
-        samples[split] = _make_samples(named_texts, labels, encoder)
+        with encoding(split):
+            samples[split] = _make_samples(named_texts, labels, encoder)
     return samples
 
 

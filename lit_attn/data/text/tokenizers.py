@@ -1,5 +1,6 @@
 """Tokenizers and their encoders between text and token ids: bytes, characters, subwords, words."""
 
+import contextlib
 import functools
 import json
 from abc import abstractmethod
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
+from lit_attn.data.folders import list_names
 from lit_attn.data.log import LOG
 from lit_attn.data.text.ids import CHARACTERS, VOCABULARY
 from lit_attn.extras import require
@@ -26,7 +28,15 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
-MOST_SHOWN = 8  # Unknown characters that a message shows.
+
+
+@contextlib.contextmanager
+def encoding(split: str) -> Iterator[None]:
+    """Name the split in the ConfigError of a text that the encoder cannot encode."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"data.{split}: {error}") from error
 
 
 class Encoder(Protocol):
@@ -216,13 +226,10 @@ class CharacterEncoder(Encoder):
     def prompt(self, text: str) -> list[int]:
         unknown = sorted(set(text) - self.ids.keys())
         if unknown:
-            shown = ", ".join(map(repr, unknown[:MOST_SHOWN]))
-            others = len(unknown) - MOST_SHOWN
-            more = f" and {others} more" if others > 0 else ""
+            shown = list_names([repr(character) for character in unknown])
             verb = "is" if len(unknown) == 1 else "are"
             raise ConfigError(
-                f"{shown}{more} {verb} not among the {self.vocabulary} characters of the training"
-                " text"
+                f"{shown} {verb} not among the {self.vocabulary} characters of the training text"
             )
         return [self.ids[character] for character in text]
 
